@@ -25,6 +25,7 @@ READABLE_DIRECTORY = 0o755
 READABLE_FILE = 0o644  # a CDI specification, for container runtimes of other users, as nvidia-ctk writes it
 NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
+MAKE_PRIVATE = "make it a directory of this user with mode 0700, no link"
 _LOCK_TRIED_EVERY = 0.001  # seconds: a worker holds the lock of a directory for less
 _WRITING = os.O_WRONLY | os.O_RDWR
 
@@ -41,12 +42,25 @@ class ForeignFileError(OSError):
 
 
 def is_private(directory: Path, forbidden: int) -> bool:
-    """Whether it is a directory of this user without the forbidden mode bits. A link to one is not.
+    """Whether it is a directory of this user without the forbidden mode bits. A link to one is not."""
+    return directory_fault(directory, forbidden) is None
+
+
+def directory_fault(directory: Path, forbidden: int) -> str | None:
+    """Why it is not a directory of this user without the forbidden mode bits; None if it is one.
 
     Users who may write to the directory could replace our files and sockets with their own.
     """
     status = directory.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & forbidden == 0
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
+    if status.st_uid != os.geteuid():
+        return _of_another(status)
+    if status.st_mode & forbidden:
+        return "other users may enter it" if forbidden == NOT_TO_ENTER else "other users may write to it"
+    return None
 
 
 def make_directory(directory: Path, kind: str, forbidden: int) -> None:
@@ -54,13 +68,11 @@ def make_directory(directory: Path, kind: str, forbidden: int) -> None:
     what, elsewhere = f"cannot use {kind} directory {directory}", f"give another with --{kind}-dir"
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-        private = is_private(directory, forbidden)
+        fault = directory_fault(directory, forbidden)
     except OSError as error:
         raise FatalError(f"{what}: {error.strerror}", elsewhere) from error
-    if not private:
-        others = "enter" if forbidden == NOT_TO_ENTER else "write to"
-        remedy = f"make it a directory of this user with mode 0700, no link, or {elsewhere}"
-        raise FatalError(f"{what}: other users may {others} it, or it is a link", remedy)
+    if fault is not None:
+        raise FatalError(f"{what}: {fault}", f"{MAKE_PRIVATE}, or {elsewhere}")
 
 
 def make_folder(folder: Path) -> None:
@@ -71,8 +83,8 @@ def make_folder(folder: Path) -> None:
 
 def demand_folder(folder: Path) -> None:
     """ForeignFileError if another user may change the folder, or if it is a link."""
-    if not is_private(folder, NOT_TO_CHANGE):
-        raise ForeignFileError(folder, "other users may write to it, or it is a link")
+    if (fault := directory_fault(folder, NOT_TO_CHANGE)) is not None:
+        raise ForeignFileError(folder, fault)
 
 
 def opened(path: Path, flags: int) -> int:
@@ -254,12 +266,16 @@ def _fault(status: os.stat_result, *, writing: bool) -> str | None:
     if irregular is not None:
         return irregular
     if status.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {status.st_uid})"
+        return _of_another(status)
     if status.st_mode & NOT_TO_CHANGE:
         return "other users may write to it"
     if writing and status.st_nlink > 1:
         return "it has another name (a hard link)"
     return None
+
+
+def _of_another(status: os.stat_result) -> str:
+    return f"it belongs to another user (uid {status.st_uid})"
 
 
 def _irregular(status: os.stat_result) -> str | None:

@@ -51,7 +51,7 @@ def _lists_all(items: Collection[str]) -> Callable[[object], bool]:
 _SET_IT = "set it on the node, and name it in settings.leave: each scrub restores"
 REMOVED = {
     "gate": RemovedField("pods wait in PreStartContainer where the fence holds others off the GPU, else in Allocate"),
-    "restart_on_sick": RemovedField("no container restarts on a device whose results are in doubt"),
+    "restart_on_sick": RemovedField("no container restarts on a device whose results are in doubt, also with `allow`"),
     "budgets.start": RemovedField("PreStartContainer waits for 25s; the kubelet gives up after 30s, and asks again"),
     "budgets.owner_wait": RemovedField("Allocate waits for the previous owner for all but 500ms of budgets.allocate"),
     "budgets.silence": RemovedField("the plugin keeps the last list for 5s if the service does not answer"),
@@ -128,7 +128,7 @@ def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
     if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
         return ()
     root, _ = yaml_tree.parse(text, source)
-    return tuple(
+    found = (
         validation.Problem(
             (*loc, *name.split(".")), f"{OLDER} that changes nothing", f"none: {field.instead}", at_key=True
         ).fault(root, source)
@@ -136,6 +136,7 @@ def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
         for name, field in REMOVED.items()
         if root.find((*loc, *name.split("."))) is not None
     )
+    return tuple(sorted(found, key=lambda fault: (fault.line, fault.column)))
 
 
 def read(name: str) -> bytes:

@@ -228,7 +228,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if written > VERSION:
         raise FatalError(
             f"cannot open the ledger {path}: its schema is version {written}, this program knows up to {VERSION}",
-            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use",
+            "install the newer autoclave again. If that is impossible, drain the node and move the file away: its "
+            "quarantines and owners are lost, and every GPU is scrubbed before its next use",
         )
     if mark != APPLICATION_ID:
         raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")

@@ -183,8 +183,8 @@ def _file_key(path: Path, secret: bytes, following: FileKey | None = None) -> Fi
 def _read(path: Path) -> bytes:
     """The content of a file that no other user may read; ReceiptError with a remedy otherwise."""
     try:
-        if not private_files.is_private(path.parent, private_files.NOT_TO_CHANGE):
-            raise ReceiptError(f"cannot use the key in {path.parent}: other users may write to it, or it is a link")
+        if (fault := private_files.directory_fault(path.parent, private_files.NOT_TO_CHANGE)) is not None:
+            raise ReceiptError(f"cannot use the key in {path.parent}: {fault}")
         descriptor = private_files.opened(path, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode & 0o777

@@ -31,6 +31,7 @@ def state(tmp_path: Path, monkeypatch):
         older_states.unpack(STATES[number], place)
         booted = boot_of(place)
         monkeypatch.setattr(boot, "boot_id", lambda: booted)
+        monkeypatch.setattr(boot, "uptime", lambda: 0.0)  # no test of a GPU is due
         return place
 
     return unpacked
@@ -63,9 +64,11 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
     before = content(place)
     code, found = examine(place)
     assert code == 0
-    [(_, _, text, remedy)] = [it for it in found if it[1] == "ledger"]
+    (_, _, text, remedy), *more = [it for it in found if it[1] == "ledger"]
     assert f"of format {number} is taken over as format {database.VERSION}" in text
     assert str(place) in remedy
+    assert remedy.count("`From format ") == database.VERSION - number
+    assert ["300 MiB" in text for _, _, text, _ in more] == [True]
     held, by_xid = texts(found, "quarantine")
     assert re.fullmatch(
         r"GPU 1 \(GPU-\S+\) stays quarantined until an operator reinstates it: operator: its riser is loose", held
@@ -132,7 +135,7 @@ VALUES = """
 createGate: {mode: "on"}
 nameOverride: gpus
 policy: {shipped: strict, fence: watch}
-scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --log-level=debug]}
+scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --evidence-rows=9]}
 plugin: {extraArgs: [--clean-within=20, --runtime-request-timeout=2m]}
 """
 
@@ -147,6 +150,7 @@ def test_values_that_left_or_stop_a_pod_are_named(state, examine, tmp_path):
         "nameOverride", "--create-gate", "--runtime-request-timeout",
     ]  # fmt: skip
     assert texts(found, "policy") == ["this version takes the policy strict"]
+    assert texts(found, "ledger", "ok") == [], "how much the ledger keeps was chosen"
     assert texts(found, "fence", "warning") == [], "policy.fence replaces what the policy says"
 
 
@@ -165,14 +169,63 @@ def test_the_last_policy_of_the_node_is_judged(state, examine):
     paths.last_policy(place).write_text(OLD_FIELDS)
     code, found = examine(place)
     assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
-    assert "defaults.periodic: found a field of an older version" in "".join(texts(found, "policy"))
+    assert (
+        ":3:12: defaults.periodic: a field of an older version that changes nothing: to test"
+        in texts(found, "policy")[0]
+    )
 
 
 def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
-    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {paths: {escalate: false}}\n")
+    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {paths: {escalate: false}, gate: start}\n")
     code, found = examine(state(NEWEST), "--policy", tmp_path / "p.yaml")
-    [text] = texts(found, "policy", "broken")
+    [text], [also] = texts(found, "policy", "broken"), texts(found, "policy", "warning")
     assert (code, "paths.escalate: found a field of an older version" in text) == (1, True)
+    assert "defaults.gate: a field of an older version that changes nothing" in also
+
+
+UNITS = "name: mine\ndefaults: {fence: {mode: refuse, exempt: {units: [telegraf.service]}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "policy", "values", "says"),
+    [
+        (6, UNITS, "{}", ("telegraf.service costs a scrub", "they replaced them")),
+        (6, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs", "replaced")),
+        (3, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs",)),
+        (7, UNITS, "{}", ()),
+        (6, UNITS, 'policy: {fence: "off"}', ()),
+    ],
+)
+def test_units_that_become_exempt_and_counted_are_said(state, examine, tmp_path, number, policy, values, says):
+    (tmp_path / "p.yaml").write_text(policy)
+    (tmp_path / "values.yaml").write_text(values)
+    _, found = examine(state(number), "--policy", tmp_path / "p.yaml", "--values", tmp_path / "values.yaml")
+    warned = texts(found, "fence", "warning")
+    assert [all(part in text for part in says) for text in warned] == ([True] if says else [])
+    assert bool(texts(found, "fence", "ok")) is not bool(says)
+
+
+@pytest.mark.parametrize("flags", ["existingConfigMap: gpus", "byNodeLabel: {a: {shipped: fast}}"])
+def test_a_policy_that_lies_elsewhere_leaves_the_last_one(state, examine, tmp_path, flags):
+    place = state(NEWEST)
+    paths.last_policy(place).write_text("name: of-the-node\n")
+    (tmp_path / "values.yaml").write_text(f"policy: {{shipped: default, {flags}}}\n")
+    _, found = examine(place, "--values", tmp_path / "values.yaml")
+    [unread], [taken] = texts(found, "policy", "warning"), texts(found, "policy", "ok")
+    assert f"{flags.partition(':')[0]} of the values was not read: the last one of the node is judged" in unread
+    assert "this version takes the policy of-the-node" in taken
+    _, found = examine(place, "--values", tmp_path / "values.yaml", "--policy", "fast")
+    assert texts(found, "policy") == ["this version takes the policy fast"]
+
+
+def test_a_state_directory_of_others_is_broken(state, examine):
+    place = state(NEWEST)
+    place.chmod(0o777)
+    code, found = examine(place)
+    [text] = texts(found, "ledger", "broken")
+    assert (code, text.endswith(f"cannot use the state directory {place}: other users may write to it")) == (1, True)
+    code, found = examine(paths.ledger(place))
+    assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"
 
 
 def spoil(kind, place, folder):
@@ -180,6 +233,10 @@ def spoil(kind, place, folder):
     match kind:
         case "missing":
             return [folder]
+        case "no directory":
+            return [folder / "away"]
+        case "no access":  # as root sees an error of the kernel
+            return [folder / ("x" * 300)]
         case "newer":
             with closing(sqlite3.connect(paths.ledger(place))) as connection:
                 connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
@@ -205,7 +262,9 @@ def spoil(kind, place, folder):
     ("kind", "code", "says"),
     [
         ("missing", 2, "there is no such file; name the state directory"),
-        ("newer", 2, "install the newer autoclave again"),
+        ("no directory", 2, "there is no such file; name the state directory"),
+        ("no access", 1, "File name too long"),
+        ("newer", 2, "its quarantines and owners are lost"),
         ("damaged", 1, "do not update yet: a start sets it aside"),
         ("no ledger", 1, "it is not a ledger"),
         ("no yaml", 2, "it is not YAML"),

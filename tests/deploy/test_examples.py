@@ -82,6 +82,7 @@ def test_the_check_before_an_update_only_reads_and_runs(state_of_before, tmp_pat
     [container] = pod("check-update")["spec"]["containers"]
     mounts = {it["mountPath"]: it for it in container["volumeMounts"]}
     assert all(it["readOnly"] for it in mounts.values())
+    assert container["imagePullPolicy"] == "Always", "a node may have the older image under the same tag"
     (tmp_path / "values.yaml").write_text("null\n")
     places = {"/state": str(state_of_before), "/values": str(tmp_path)}
     assert places.keys() == mounts.keys()

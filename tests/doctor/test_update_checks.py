@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from autoclave.doctor.facts import update_facts
+from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings import update_checks
 from ground import boot
-from scrubber.core.model import Grant, Owner, State
+from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Quarantine, ScrubPath, State
 from scrubber.core.record import Record
 from scrubber.core.witness import Witness
 from scrubber.ledger import reading
@@ -19,15 +20,17 @@ NEWEST = older_states.OF_ONE_STORY[-1]
 
 @pytest.fixture
 def findings(tmp_path, monkeypatch):
-    """The texts of these findings, of a state whose only GPU is a clean one that was changed."""
+    """These findings, of a state whose only GPU is a clean one that was changed."""
     older_states.unpack(NEWEST, tmp_path / "state")
     ledger = reading.read(tmp_path / "state/ledger.db")
     [clean, *_] = [it for it in ledger.records.values() if it.state is State.CLEAN]
     monkeypatch.setattr(boot, "boot_id", lambda: clean.incarnation.boot_id)
 
-    def judged(name: str, change: Callable[[Record], Record]) -> list[str]:
-        update = update_facts.gather(replace(ledger, records={"a": change(clean)}), "default", None, {})
-        return [it.text for it in update_checks.judge(update) if it.name == name]
+    monkeypatch.setattr(boot, "uptime", lambda: 1000.0)
+
+    def judged(name: str, change: Callable[[Record], Record]) -> list[Finding]:
+        update = update_facts.gather(replace(ledger, records={"a": change(clean)}), None, "default", None, {})
+        return [it for it in update_checks.judge(update) if it.name == name]
 
     return judged
 
@@ -60,8 +63,32 @@ def used_by(record, owner):
     ],
 )
 def test_each_state_says_whether_a_scrub_follows(findings, change, says):
-    [text] = findings("scrub", change)
-    assert (says in text) if says else text == "no scrub follows the update"
+    [found] = findings("scrub", change)
+    assert (says in found.text) if says else found.text == "no scrub follows the update"
+
+
+def quarantined(record, due, *, path=None, boot_id=None, kind=AilmentKind.XID):
+    out = Quarantine(Ailment(kind, "why"), record.since, "autoclave", next_probe=due)
+    record = replace(record, state=State.QUARANTINED, health=replace(record.health, quarantine=out))
+    record = replace(record, scrubs=replace(record.scrubs, due_path=path))
+    return replace(record, incarnation=replace(record.incarnation, boot_id=boot_id)) if boot_id else record
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "says"),
+    [
+        (lambda it: quarantined(it, 900.0, path=ScrubPath.RESET), Level.WARNING, "by a reset, because the test"),
+        (lambda it: quarantined(it, 1600.0, path=ScrubPath.RESET), Level.WARNING, "by a reset, because the test"),
+        (lambda it: quarantined(it, 900.0, path=ScrubPath.SLOW), Level.OK, "by a self-test, because the test"),
+        (lambda it: quarantined(it, 1601.0, path=ScrubPath.RESET), Level.OK, "no scrub follows the update"),
+        (lambda it: quarantined(it, 900.0, kind=AilmentKind.LOST), Level.OK, "no scrub follows the update"),
+        (lambda it: quarantined(it, None), Level.OK, "no scrub follows the update"),
+        (lambda it: quarantined(it, 900.0, boot_id="another"), Level.OK, "no scrub follows the update"),
+    ],
+)
+def test_a_test_that_comes_with_the_update_is_said(findings, change, level, says):
+    [found] = findings("scrub", change)
+    assert (found.level, says in found.text) == (level, True)
 
 
 @pytest.mark.parametrize(
@@ -74,5 +101,5 @@ def test_each_state_says_whether_a_scrub_follows(findings, change, says):
     ],
 )
 def test_each_owner_is_named_as_well_as_it_is_known(findings, change, owner):
-    [text] = findings("owner", change)
-    assert f" stays with {owner.rstrip(',')} if the run directory stays," in text
+    [found] = findings("owner", change)
+    assert f" stays with {owner.rstrip(',')} if the run directory stays," in found.text

@@ -59,6 +59,9 @@ def test_a_file_of_another_user_is_refused(tmp_path):
     os.chown(path, 4711, 4711)
     with pytest.raises(ForeignFileError, match=r"it belongs to another user \(uid 4711\)"):
         private_files.content(path)
+    os.chown(tmp_path, 4711, -1)
+    with pytest.raises(ForeignFileError, match=r"it belongs to another user \(uid 4711\)"):
+        private_files.make_folder(tmp_path)
 
 
 def test_a_file_of_the_same_user_is_made_private(tmp_path):
@@ -76,8 +79,8 @@ def test_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "new")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
-    for name in ("link", "shared"):
-        with pytest.raises(ForeignFileError, match="other users may write to it, or it is a link"):
+    for name, why in {"link": "it is a link", "shared": "other users may write to it"}.items():
+        with pytest.raises(ForeignFileError, match=why):
             private_files.make_folder(tmp_path / name)
 
 

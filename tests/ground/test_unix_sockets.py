@@ -23,7 +23,7 @@ def test_the_run_directory_is_private_and_locked(short_tmp):
 def test_a_directory_open_to_others_is_refused_unchanged(short_tmp, mode):
     (short_tmp / "run").mkdir()
     (short_tmp / "run").chmod(mode)
-    with pytest.raises(FatalError, match="other users may enter it, or it is a link"):
+    with pytest.raises(FatalError, match="other users may enter it"):
         unix_sockets.lock_run_dir(short_tmp / "run")
     assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == mode
 
@@ -31,7 +31,7 @@ def test_a_directory_open_to_others_is_refused_unchanged(short_tmp, mode):
 def test_a_link_to_a_directory_is_refused(short_tmp):
     (short_tmp / "real").mkdir(mode=0o700)
     (short_tmp / "run").symlink_to(short_tmp / "real")
-    with pytest.raises(FatalError, match="other users may enter it, or it is a link"):
+    with pytest.raises(FatalError, match="it is a link"):
         unix_sockets.lock_run_dir(short_tmp / "run")
 
 

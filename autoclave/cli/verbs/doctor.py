@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,7 +107,7 @@ class _Options(DoctorOptions, UpdateOptions):
 )
 @click.option(
     "--for-update",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="DIR|FILE",
     help="Instead, what an update to this version changes: the state directory of the node, or its ledger.",
 )
@@ -168,11 +169,14 @@ def _check_together() -> None:
 def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
     offline, facts, checks = map(importlib.import_module, LATE)
     try:
-        ledger = offline.Offline(paths.ledger(place) if place.is_dir() else place).file
+        state = None if os.path.isfile(place) else place  # noqa: PTH113 - it raises no error where access is denied
+        ledger = offline.Offline(place if state is None else paths.ledger(state)).file
     except offline.CorruptLedgerError as error:
-        keep = "do not update yet: a start sets it aside, and its quarantines with it; keep a copy"
+        keep = "do not update yet: a start sets it aside, and its quarantines with it; `When it is damaged` "
+        keep += "in docs/ledger.md says how to go on"
         raise LedgerUnavailable(error.message, keep) from error
-    return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
+    flags = _flags(click.get_current_context().find_root())
+    return tuple(checks.judge(facts.gather(ledger, state, policy, values, flags)))
 
 
 def _flags(root: click.Context) -> Mapping[str, Collection[str]]:

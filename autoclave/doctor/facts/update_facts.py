@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from ground import boot, paths
+from ground import boot, paths, private_files
 from ground.documents.faults import DocumentError, DocumentFault, describe
 from ground.errors import FatalError
 from policies import load
@@ -26,6 +26,7 @@ from scrubber.ledger.ledger_rows import KINDS
 from scrubber.ledger.reading import LedgerFile
 
 Values = Mapping[str, Any]
+ELSEWHERE = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that the file does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class PolicyToCome:
     policies: PolicySet | None
     faults: tuple[DocumentFault, ...] = ()
     outdated: tuple[DocumentFault, ...] = ()
+    elsewhere: tuple[str, ...] = ()  # the values with the policy of the node, which was not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,32 @@ class Update:
     values: Values  # of the chart; empty if no file was named
     flags: Mapping[str, Collection[str]]  # those that programs of this version take, by the value that adds some
     boot_id: str  # of the machine on which the doctor runs
+    uptime: float  # of the same
+    fault: str | None  # why the service does not start with this state directory
 
 
-def gather(ledger: LedgerFile, policy: str | None, values: Path | None, flags: Mapping[str, Collection[str]]) -> Update:
-    """What is known before an update. ``policy``: a file or a shipped name; None: the one that is in force.
+def gather(
+    ledger: LedgerFile,
+    state: Path | None,
+    policy: str | None,
+    values: Path | None,
+    flags: Mapping[str, Collection[str]],
+) -> Update:
+    """What is known before an update. FatalError or DocumentError if a file that was named cannot be read.
 
-    FatalError or DocumentError if a file that was named cannot be read.
+    ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None if none was
+    named: then it is that of the values, or the last one of the node.
     """
     given = read_values(values) if values is not None else {}
-    return Update(ledger, _policy(ledger, policy, given, str(values)), given, flags, boot.boot_id())
+    to_come = _policy(ledger, policy, given, str(values))
+    return Update(ledger, to_come, given, flags, boot.boot_id(), boot.uptime(), _fault(state))
+
+
+def _fault(state: Path | None) -> str | None:
+    try:
+        return None if state is None else private_files.directory_fault(state, private_files.NOT_TO_CHANGE)
+    except OSError as error:
+        return f"{error.strerror}"
 
 
 def read_values(path: Path) -> Values:
@@ -92,26 +111,36 @@ def value_of(values: Values, name: str) -> Any:  # noqa: ANN401 - of any type
 
 def _policy(ledger: LedgerFile, named: str | None, values: Values, file: str) -> PolicyToCome:
     """The policy that was named, else that of the values, else the one that the node has in force."""
+    elsewhere = tuple(name for name in ELSEWHERE if named is None and value_of(values, name))
     inline, shipped = value_of(values, "policy.inline"), value_of(values, "policy.shipped")
     kept = paths.last_policy(ledger.path.parent)
     if named is not None:
         found = _from_bytes(load.read(named), named) if named not in load.shipped() else _shipped(named)
-    elif isinstance(inline, str) and inline:
+    elif not elsewhere and isinstance(inline, str) and inline:
         found = _from_bytes(inline.encode(), f"{file}, policy.inline")
-    elif shipped in load.shipped():
+    elif not elsewhere and shipped in load.shipped():
         found = _shipped(shipped)
     elif kept.exists():
         found = _from_bytes(load.read(str(kept)), str(kept))
     else:
         found = _shipped(_last_name(ledger))
-    return _fenced(found, value_of(values, "policy.fence"))
+    return replace(_fenced(found, value_of(values, "policy.fence")), elsewhere=elsewhere)
 
 
 def _from_bytes(text: bytes, source: str) -> PolicyToCome:
     try:
         return PolicyToCome(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
     except DocumentError as error:
-        return PolicyToCome(source, None, error.faults)
+        return PolicyToCome(source, None, error.faults, _also_outdated(text, source, error.faults))
+
+
+def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[DocumentFault, ...]:
+    """The fields of an older version in a file with faults, but for those that are faults."""
+    places = {(fault.line, fault.column) for fault in faults}
+    try:
+        return tuple(field for field in load.outdated(text, source) if (field.line, field.column) not in places)
+    except DocumentError:  # it is no text
+        return ()
 
 
 def _shipped(name: str) -> PolicyToCome:

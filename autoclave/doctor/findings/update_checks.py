@@ -8,11 +8,13 @@ from dataclasses import replace
 from autoclave.doctor.facts import update_facts
 from autoclave.doctor.facts.update_facts import PolicyToCome, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
+from ground import private_files
 from ground.quantities import quantity
 from policies import match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
 from scrub_api.device_messages import state_words
-from scrubber.core.model import DeviceInfo, State
+from scrubber.core import next_action, presence
+from scrubber.core.model import DeviceInfo, Moment, ScrubPath, State
 from scrubber.core.record import Record
 from scrubber.core.witness import Witness
 from scrubber.ledger import database
@@ -21,14 +23,18 @@ from scrubber.ledger import database
 REFUSES_SINCE = 4  # with the policy strict
 HOLDS_SINCE = 7  # by default
 
-UNREAD = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that is elsewhere
+COUNTS_EXEMPT_SINCE = HOLDS_SINCE  # and since then the units of a policy add to those that are always exempt
+KEEPS_MORE_SINCE = 8
+SOON = 600.0  # seconds: a test that is due by then comes with the update
 
 ANOTHER_PROOF = "because the policy demands another proof than was given"
+BY_A_RESET = "by a reset, because the test that may end its quarantine is due within ten minutes"
+BY_A_TEST = "by a self-test, because the test that may end its quarantine is due within ten minutes"
 CHOOSE_A_TIME = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
 WHERE = "on a node with version 2 of control groups"
 WATCH_FIRST = (
-    "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then the finding `fence` of "
-    "`autoclave doctor` names who asks, and what exempts it"
+    "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then `autoclave fence plan` names who "
+    "asks, and what exempts it"
 )
 
 
@@ -49,12 +55,27 @@ def judge(update: Update) -> tuple[Finding, ...]:
 def _ledger(update: Update) -> Iterator[Finding]:
     """The ledger is taken over."""
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
+    if update.fault is not None:
+        text = f"the service does not start: it cannot use the state directory {ledger.path.parent}: {update.fault}"
+        yield broken(text, private_files.MAKE_PRIVATE)
     if ledger.version == database.VERSION:
         yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
         return
     text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
     text += f"says of {gpus} stays. The older version refuses it from then on"
-    yield warning(text, f"to be able to go back, stop the service and copy {ledger.path.parent} before the update")
+    sections = " and ".join(f"`From format {number}`" for number in range(ledger.version, database.VERSION))
+    read = f"read {sections} in docs/upgrading.md: alerts, metrics and rights are only there"
+    keep = f"to be able to go back, drain the node, stop the service, and copy {ledger.path.parent} before the update"
+    yield warning(text, f"{keep}; {read}")
+    chosen = any(str(flag).startswith("--evidence-rows") for flag in _list(update, "scrubber.extraArgs"))
+    if ledger.version < KEEPS_MORE_SINCE and not chosen:
+        yield ok("the ledger may grow to about 300 MiB, before to 140: --evidence-rows of the service chooses")
+
+
+def _list(update: Update, name: str) -> list[object]:
+    """The list that is this value of the chart; empty if it is none."""
+    found = update_facts.value_of(update.values, name)
+    return found if isinstance(found, list) else []
 
 
 def _quarantines(update: Update) -> Iterator[Finding]:
@@ -97,11 +118,16 @@ def _policy(update: Update) -> Iterator[Finding]:
     policy = update.policy
     for fault in policy.faults:
         text = f"this version refuses the policy, and its service does not start: {fault}"
-        yield broken(text, "correct the file until `autoclave policy check FILE` of this version finds no fault")
+        remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
+        yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
     for field in policy.outdated:
-        yield warning(str(field), "take it out of the file; the policy is used as it is")
-    if unread := [name for name in UNREAD if update_facts.value_of(update.values, name)]:
-        yield warning(f"the policy in {', '.join(unread)} of the values was not read", "name it by --policy")
+        where = f"{field.source}:{field.line}:{field.column}: {field.path}"
+        text = f"{where}: {field.found}: {field.expected.removeprefix('none: ')}"
+        yield warning(text, "take it out of the file; the policy is used as it is")
+    if policy.elsewhere:
+        named = ", ".join(policy.elsewhere)
+        text = f"the policy in {named} of the values was not read: the last one of the node is judged"
+        yield warning(text, "name the policy of this node by --policy, if it changes with the update")
     if policy.policies is not None and not policy.outdated:
         yield ok(f"this version takes the policy {_called(policy, policy.policies)}")
 
@@ -130,24 +156,38 @@ def _fence(update: Update) -> Iterator[Finding]:
         )
         text += "GPU that it was not given, unless its namespace is exempt, and waits in its container for a scrub"
         yield warning(text, WATCH_FIRST)
-    if not refuses and not holds:
+    if units := _exempt(update, policies):
+        text = f"each use of a clean GPU by {units} costs a scrub from this update on, unless a bystander uses it"
+        if written >= REFUSES_SINCE:
+            text += ". These units add to those that are always exempt (NVIDIA's daemons, container runtimes); before, "
+            text += "they replaced them"
+        yield warning(text, "name the programs of these units in `evict.bystanders` of the policy")
+    if not refuses and not holds and not units:
         yield ok(f"the update does not change whom the policy {name} keeps off a GPU")
+
+
+def _exempt(update: Update, policies: PolicySet) -> str:
+    """The units that a policy or a value exempts from the fence, if a use by them was not counted before."""
+    policy_units = {unit for policy in policies.policies for unit in policy.fence.exempt.units}
+    units = policy_units | {str(unit) for unit in _list(update, "policy.exempt")}
+    fenced = any(policy.fence_mode is not FenceMode.OFF for policy in policies.policies)
+    return ", ".join(sorted(units)) if fenced and update.ledger.version < COUNTS_EXEMPT_SINCE else ""
 
 
 def _scrubs(update: Update) -> Iterator[Finding]:
     """No GPU is scrubbed before it is handed out again. Those with the same reason stand in one finding."""
     policies, again = update.policy.policies, dict[str, list[str]]()
     for record in update.ledger.records.values():
-        if policies is not None and (why := _scrubbed(record, _resolved(policies, record.device), update.boot_id)):
+        if policies is not None and (why := _scrubbed(record, _resolved(policies, record.device), update)):
             again.setdefault(why, []).append(record.device.name)
     for why, names in again.items():
         text = f"GPU {', '.join(names)}: a scrub follows the update, {why}"
-        yield warning(text, CHOOSE_A_TIME) if why == ANOTHER_PROOF else ok(text)
+        yield warning(text, CHOOSE_A_TIME) if why in (ANOTHER_PROOF, BY_A_RESET) else ok(text)
     if policies is not None and not again:
         yield ok("no scrub follows the update")
 
 
-def _scrubbed(record: Record, policy: Policy, boot_id: str) -> str | None:
+def _scrubbed(record: Record, policy: Policy, update: Update) -> str | None:
     """Why a scrub of the device follows the update; None if none does."""
     receipt, grant = record.scrubs.receipt, record.tenancy.grant
     if policy.mode is Mode.OBSERVE:
@@ -158,8 +198,8 @@ def _scrubbed(record: Record, policy: Policy, boot_id: str) -> str | None:
         case State.UNKNOWN | State.DIRTY:
             return f"because the present state is {state_words(record.state.value)}"
         case State.QUARANTINED:
-            return None
-        case _ if record.incarnation.boot_id != boot_id:
+            return _tested(record, policy, update)
+        case _ if record.incarnation.boot_id != update.boot_id:
             return "because the ledger is of another boot, or of another machine than this one"
         case State.GRANTED if grant is not None and grant.announced:
             return "because no container of the pod has started yet, and the proof ends with the old service"
@@ -171,6 +211,16 @@ def _scrubbed(record: Record, policy: Policy, boot_id: str) -> str | None:
             return "unless the fence stays, and nobody opens the GPU meanwhile"
         case State.CLEAN:
             return "because the proof ends with the old service: no fence watches over the GPU meanwhile"
+
+
+def _tested(record: Record, policy: Policy, update: Update) -> str | None:
+    """Why a test of the quarantined device follows the update; None if none does soon. A boot times it anew."""
+    if record.incarnation.boot_id != update.boot_id or presence.is_gone(record):
+        return None
+    test = next_action.probation(record, policy, Moment(0.0, update.uptime + SOON))
+    if test is None:
+        return None
+    return BY_A_RESET if test.path is ScrubPath.RESET else BY_A_TEST
 
 
 def _resolved(policies: PolicySet, device: DeviceInfo) -> Policy:
@@ -186,9 +236,10 @@ def _values(update: Update) -> Iterator[Finding]:
             findings.append(warning(f"the value {name} changes nothing any more: {why}", "take it out of the file"))
     if values.get("nameOverride"):
         text = "the chart refuses the value nameOverride: without it, it would create each object beside the old one"
-        findings.append(broken(text, "set fullnameOverride to the name that the objects have now, and take it out"))
+        remedy = "set fullnameOverride to the name that `helm upgrade --dry-run` prints, and take nameOverride out"
+        findings.append(broken(text, remedy))
     for name, known in update.flags.items():
-        for argument in update_facts.value_of(values, name) or ():
+        for argument in _list(update, name):
             flag = str(argument).partition("=")[0]
             if flag.startswith("-") and flag not in known:
                 text = f"{name} has the flag {flag}, which this version does not know: the pods do not start"
