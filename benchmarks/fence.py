@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from scrubber.fence import fence, numbers
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence import numbers
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import Fence, FenceError
 
 OPENS = 500  # of each round
 OTHER, GUARDED = Path("/dev/null"), Path("/dev/full")

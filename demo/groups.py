@@ -12,8 +12,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from scrubber.fence import fence
-from scrubber.fence.fence import FenceError
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import FenceError
 from scrubber.node import cgroups
 
 

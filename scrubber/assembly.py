@@ -19,7 +19,6 @@ from ground import boot, log, paths
 from ground.errors import FatalError, LedgerUnavailable
 from policies.policy_model import Evict, Policy
 from scrub_api import views
-from scrubber import assembly_fence
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, reset_domains, states
 from scrubber.core.events import IllegalEventError
@@ -29,8 +28,10 @@ from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.blocking_calls import Caller
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.simulated_backend import Simulated
-from scrubber.fence import fence
-from scrubber.fence.fence import FenceError
+from scrubber.fence import building
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import FenceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import ledger_rows, opening
 from scrubber.ledger.database import Loaded
@@ -46,7 +47,6 @@ from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
 from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -96,7 +96,7 @@ class Assembly:
 
 def open_gpus(config: ScrubberConfig, *, fences: bool) -> Backend:
     """``build_backend``, once a fence that stands lets this service in. ``fences``: whether the policy asks for one."""
-    assembly_fence.enter(config, fences=fences)
+    building.enter(config, fences=fences)
     return build_backend(config)
 
 
@@ -262,9 +262,9 @@ def build_pool(config: ScrubberConfig, *, fences: bool = False) -> WorkerPool:
     ``fences``: whether the policy asks for a fence. Then workers begin in the control group of this service, also those
     of a zygote that is started on standby.
     """
-    if fences and assembly_fence.is_possible(config):
+    if fences and building.is_possible(config):
         with suppress(FenceError):  # said when the fence is built
-            assembly_fence.own_group(config.cgroup_root)
+            building.own_group(config.cgroup_root)
     return WorkerPool(warm_cuda=config.backend is not BackendChoice.SIMULATED)
 
 
@@ -309,7 +309,7 @@ def build(
     fenced: Guard | str = ""
     if whole_node or config.cgroup_root is not None:
         fences = active_policy.fences
-        fenced = assembly_fence.guard(config, namespace, processes, ignored, policy, fences=fences)
+        fenced = building.guard(config, namespace, processes, ignored, policy, fences=fences)
     elif active_policy.fences:
         fenced = "cannot fence simulated GPUs: the service was started without --cgroup-root"
     guard = fenced if isinstance(fenced, Guard) else None

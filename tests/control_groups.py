@@ -11,7 +11,7 @@ import pytest
 
 from demo import groups
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence.fence import Fence
+from scrubber.fence.kernel.fence import Fence
 
 FULL = DeviceNumber(NodeKind.CHARACTER, 1, 7)  # /dev/full: a harmless device
 

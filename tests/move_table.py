@@ -83,7 +83,7 @@ ASKING = {  # on one with a fence, of those who open a GPU that is not theirs
     "flood": Move(
         "somebody opens a GPU that is not theirs as often as it can",
         4,
-        not_in_histories="a look-up takes no time there: tests/observe/test_guard.py",
+        not_in_histories="a look-up takes no time there: tests/fence/test_guard.py",
     ),
     "asks_while_away": Move("somebody opens a clean GPU while the service is down", 4),
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from demo import groups
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from scrubber.node import cgroups
 
 LOOPS = Path("/sys/block")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.simulated import loops
-from scrubber.fence import fence
-from scrubber.fence.fence import Fence
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import Fence
 from tests import strays
 from tests.control_groups import FULL, group, identity, made_group, standing
 

@@ -22,7 +22,7 @@ from benchmarks.trial.figures import Measured, NotDone, Question, Unproven, one,
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.core.model import DeviceNumber
 from scrubber.fence import numbers
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence.kernel.fence import Fence, FenceError
 
 OPENS, ROUNDS = 50, 60  # of the node in each round, and rounds of each way at most
 USES = 100

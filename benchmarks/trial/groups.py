@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.fence import fence
-from scrubber.fence.fence import FenceError
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import FenceError
 
 
 @dataclass(frozen=True)

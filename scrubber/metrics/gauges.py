@@ -18,9 +18,9 @@ from scrubber.core import offering, presence
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
+from scrubber.fence.askers import Asked
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
 from scrubber.service import report
 from scrubber.service.context import ServiceContext

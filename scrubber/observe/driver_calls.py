@@ -13,7 +13,7 @@ from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.blocking_calls import Caller
-from scrubber.observe.guard import Guard
+from scrubber.fence.guard import Guard
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Testimony, Witness
 from scrubber.devices.base import DeviceError, ShortageError
+from scrubber.fence.askers import Asker
 from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
-from scrubber.observe.askers import Asker
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports

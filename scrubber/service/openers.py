@@ -20,9 +20,9 @@ from scrubber.core.model import Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
+from scrubber.fence.askers import KEPT_FOR, Askers
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.entry_queries import Window
-from scrubber.observe.askers import KEPT_FOR, Askers
 from scrubber.service.context import ServiceContext
 
 EVERY = 1.0  # seconds between two looks, and at once after each row: it may begin a period

@@ -20,11 +20,11 @@ from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Holder, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
+from scrubber.fence.askers import Asker
+from scrubber.fence.guard import Guard
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
-from scrubber.observe.askers import Asker
-from scrubber.observe.guard import Guard
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.words import device_status, nvidia_advice

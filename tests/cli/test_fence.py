@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from autoclave.cli import NOT_CLEAN, VERBS
 from autoclave.cli.verbs.fence import fence as verb
 from ground.errors import FatalError
-from scrubber.fence import fence
-from scrubber.fence.fence import Fence
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import Fence
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, run, standing
 
 __all__ = ["foreign", "group", "standing"]  # fixtures

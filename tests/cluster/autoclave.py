@@ -14,7 +14,7 @@ from ground import paths
 from scrub_api import admin_client, views
 from scrubber.core import events as ev
 from scrubber.devices.simulated import layout
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from scrubber.ledger import ledger_rows
 from scrubber.node import cgroups
 from tests.cluster import files

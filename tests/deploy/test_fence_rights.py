@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from tests import few_rights
 from tests.control_groups import OPENS, foreign, group, identity, owner, run
 from tests.deploy import manifests
@@ -19,7 +19,7 @@ FENCES = """
 import sys
 from pathlib import Path
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from scrubber.node.cgroup_tree import Tree
 group, full = Path(sys.argv[1]), DeviceNumber(NodeKind.CHARACTER, 1, 7)
 try:

@@ -18,7 +18,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.devices.simulated import drills
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from tests.control_groups import identity
 from tests.deploy.jobs import JobService, installed, lives, program
 

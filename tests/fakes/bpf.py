@@ -1,7 +1,8 @@
 """bpf(2) without a kernel: maps, programs and a control group as the fence uses them, with a clock of the test's own.
 
-It stands under ``scrubber.fence.kernel``, as the system call, and executes the instructions that it was given. So the
-fence, its program and its ring are those of a node. ``tests/fence/test_kernel.py`` holds it against this machine's.
+It stands under ``scrubber.fence.kernel.bpf``, as the system call, and executes the instructions that it was given. So
+the fence, its program and its ring are those of a node. ``tests/fence/kernel/test_bpf.py`` holds it against this
+machine's.
 
 Kinder than a real kernel: no verifier reads a program, any user has the rights, and nobody waits for a poll of the
 ring: its descriptor is a file's. The order of the keys of a map is that in which they came.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scrubber.core.model import DeviceNumber
-from scrubber.fence import kernel
+from scrubber.fence.kernel import bpf
 
 ROOT = 1  # the control group above all
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -78,12 +79,12 @@ class Bpf:
     @contextmanager
     def booted(self) -> Iterator[None]:
         """While it is the kernel of this process."""
-        real, kernel._libc = kernel._libc, self  # type: ignore[assignment] # it has the one function
-        number, kernel._CALL = kernel._CALL, 321
+        real, bpf._libc = bpf._libc, self  # type: ignore[assignment] # it has the one function
+        number, bpf._CALL = bpf._CALL, 321
         try:
             yield
         finally:
-            kernel._libc, kernel._CALL = real, number
+            bpf._libc, bpf._CALL = real, number
             for descriptor in self._files.values():
                 os.close(descriptor)
 

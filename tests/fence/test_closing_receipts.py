@@ -15,7 +15,7 @@ from autoclave.cli import DONE, SIMULATED, signed_receipts
 from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS
 from policies.policy_model import KNOWN_UNITS, Policy
 from scrubber.devices.simulated import layout, loops
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from tests.control_groups import group, made_group, run
 from tests.live import Service
 from tests.receipts.vectors import receipts_script

@@ -25,7 +25,7 @@ from demo.standins.timing import Timing
 from ground import boot
 from scrub_api import views
 from scrubber.devices.simulated import layout
-from scrubber.fence import fence
+from scrubber.fence.kernel import fence
 from tests.deploy import manifests
 from tests.flows.node import BRISK, UNHELD, Node, Watched, brisk
 from tests.patience import WITHIN

@@ -141,9 +141,13 @@ OBSERVED_SINCE, IN_OBSERVED_SINCE = "scrubber/observe/observed_since.py", "tests
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 FENCING, IN_FENCING = "scrubber/core/fencing.py", "tests/core/test_fencing.py"
-FENCE, IN_FENCE, IN_GUARD = "scrubber/fence/fence.py", "tests/fence/test_fence.py", "tests/observe/test_guard.py"
-PROGRAM = "scrubber/fence/program.py"
-GUARD, EXCUSES = "scrubber/observe/guard.py", "scrubber/observe/excuses.py"
+FENCE, IN_FENCE, IN_GUARD = (
+    "scrubber/fence/kernel/fence.py",
+    "tests/fence/kernel/test_fence.py",
+    "tests/fence/test_guard.py",
+)
+PROGRAM = "scrubber/fence/kernel/program.py"
+GUARD, EXCUSES = "scrubber/fence/guard.py", "scrubber/fence/excuses.py"
 IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
 OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"

@@ -18,9 +18,9 @@ from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
+from scrubber.fence.askers import Askers
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.observe.askers import Askers
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import key
 from scrubber.receipts.state import SigningState

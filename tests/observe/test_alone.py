@@ -18,12 +18,12 @@ from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
 from scrubber.devices.simulated.containers import MARK
-from scrubber.fence.fence import Fence
+from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel.fence import Fence
 from scrubber.node import clock
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.excuses import Sources, Terms
-from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing

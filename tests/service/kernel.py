@@ -1,8 +1,8 @@
-"""The fence of a simulated node: what the kernel keeps and answers, with the questions of ``scrubber.fence.fence``.
+"""The fence of a simulated node: what the kernel keeps and answers, with the questions of ``fence.kernel``.
 
 It outlives the service, and ends with the node. The guard over it is the real one. Kinder than a real one: it tells
 each question that has room in its ring, however many come, and whoever is in the group of the service is a process of
-it. The guard alone is judged over the fence itself: ``tests/observe/guarded.py``.
+it. The guard alone is judged over the fence itself: ``tests/fence/guarded.py``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core.model import DeviceNumber
-from scrubber.fence import program
-from scrubber.fence.fence import Counts, KeptInKernel
-from scrubber.fence.questions import Question
+from scrubber.fence.kernel import program
+from scrubber.fence.kernel.fence import Counts, KeptInKernel
+from scrubber.fence.kernel.questions import Question
 from scrubber.node.cgroup_tree import GroupPlace
 
 _ROOM = program.RING_BYTES // (program.QUESTION.size + 8)  # questions in the ring
@@ -98,7 +98,7 @@ class Kernel:
             self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, (), refused))
         return not refused
 
-    # -- scrubber.fence.fence.Fence
+    # -- scrubber.fence.kernel.fence.Fence
 
     counter = 1  # of all lives: nobody builds another fence
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from scrubber.core.events import OpenAttempted
+from scrubber.fence.askers import Askers, Place
 from scrubber.node.pods import Tenants
-from scrubber.observe.askers import Askers, Place
 from scrubber.service.openers import Openers
 from tests.service.world import World
 

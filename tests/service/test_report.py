@@ -13,10 +13,10 @@ from scrubber.core import device_names, ownership
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
+from scrubber.fence.askers import Askers, Place
 from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
-from scrubber.observe.askers import Askers, Place
 from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker

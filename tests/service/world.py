@@ -28,14 +28,14 @@ from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.blocking_calls import Caller
-from scrubber.fence.fence import Fence
+from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel.fence import Fence
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger, Store
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.excuses import Sources, Terms
-from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy

@@ -63,13 +63,13 @@ OPEN = {  # each leaves the fence open, or lets it forget
         _KEPT_OFF,
     ),
     "it stays open to earlier owners": Planted(
-        "scrubber/fence/fence.py",
+        "scrubber/fence/kernel/fence.py",
         "            self._members.remove(key + _TIME.pack(group))\n            del",
         "            del",
         _KEPT_OFF,
     ),
     "a restart does not ask what it has counted": Planted(
-        "scrubber/observe/guard.py",
+        "scrubber/fence/guard.py",
         "return kept.uses if kept.proof",
         "return self._counted(uuid) if kept.proof",
         "by a proof from before",

@@ -31,8 +31,8 @@ from ground.documents.faults import safe
 from ground.errors import FatalError, NotReady, Reason, Refused, plain
 from ground.quantities import quantity
 from plugin.response import DEVICE_ID
-from scrubber.fence import fence
-from scrubber.fence.fence import FenceError
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import FenceError
 from scrubber.node import cgroups
 
 NAME = "autoclave-nvidia.json"

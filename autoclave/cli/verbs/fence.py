@@ -13,8 +13,8 @@ from autoclave.cli.output import document, fence_plan, human
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core.model import NodeKind
-from scrubber.fence import fence as kernel
-from scrubber.fence.fence import FenceError, FenceRule
+from scrubber.fence.kernel import fence as kernel
+from scrubber.fence.kernel.fence import FenceError, FenceRule
 from scrubber.node.cgroup_tree import Tree
 
 HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")

@@ -16,7 +16,7 @@ from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory
 from scrubber.core.model import State
-from scrubber.observe.askers import KEPT_FOR
+from scrubber.fence.askers import KEPT_FOR
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 ALLOCATE_WAITS = "So a pod waits for its GPU in Allocate there, and fails if that takes too long"

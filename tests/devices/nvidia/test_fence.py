@@ -15,13 +15,13 @@ from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.fence.fence import Fence
+from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel.fence import Fence
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.excuses import Sources, Terms
-from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import foreign, group, identity, made_group, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.observe.askers import Askers, Place
+from scrubber.fence.askers import Askers, Place
 
 LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
 REFUSED, EXEMPT, IGNORED = (

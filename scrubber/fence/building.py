@@ -13,8 +13,11 @@ from ground import log
 from policies.policy_model import FenceMode, Policy, digest
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
-from scrubber.fence import fence
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence.exempt import Exempt
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel import fence
+from scrubber.fence.kernel.fence import Fence, FenceError
 from scrubber.node import cgroups, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.cgroups import Containers
@@ -22,9 +25,6 @@ from scrubber.node.new_groups import NewGroups
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
 from scrubber.node.sandboxes import Sandboxes
-from scrubber.observe.excuses import Sources, Terms
-from scrubber.observe.exempt import Exempt
-from scrubber.observe.guard import Guard
 
 logger = log.get("fence")
 

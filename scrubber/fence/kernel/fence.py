@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scrubber.core.model import DeviceNumber
-from scrubber.fence import kernel, program
-from scrubber.fence.instructions import assemble
-from scrubber.fence.kernel import Attached, Map
-from scrubber.fence.questions import Questions
+from scrubber.fence.kernel import bpf, program
+from scrubber.fence.kernel.bpf import Attached, Map
+from scrubber.fence.kernel.instructions import assemble
+from scrubber.fence.kernel.questions import Questions
 
 NAME = "autoclave_fence"  # of the program in the kernel
 _FIRST_INDEX = struct.pack("<I", 0)
@@ -67,7 +67,7 @@ class Fence:
         descriptors = _maps_of(standing, closing) if standing is not None else {}
         for name in program.MAPS.keys() - descriptors.keys():
             shape = program.MAPS[name]
-            descriptors[name] = kernel.make_map(name, shape.kind, shape.key, shape.value, shape.entries)
+            descriptors[name] = bpf.make_map(name, shape.kind, shape.key, shape.value, shape.entries)
             closing.callback(os.close, descriptors[name])
         maps = _shaped(descriptors)
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
@@ -75,7 +75,7 @@ class Fence:
         self._processes, self._keeper = maps[program.PROCESSES], maps[program.KEEPER]
         self._open_to = _by_device(self._members.items())
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
-        self.counter = kernel.map_id(descriptors[program.COUNTERS])  # names what counts, in this boot
+        self.counter = bpf.map_id(descriptors[program.COUNTERS])  # names what counts, in this boot
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
         self._descriptors = descriptors
@@ -87,28 +87,28 @@ class Fence:
         Nobody holds it then but the control group, so that it is gone as soon as somebody detaches it.
         """
         with ExitStack() as closing:
-            loaded = kernel.load(NAME, assemble(program.program(), self._descriptors))
+            loaded = bpf.load(NAME, assemble(program.program(), self._descriptors))
             closing.callback(os.close, loaded)
             for unused in program.UNUSED:
-                kernel.bind(loaded, self._descriptors[unused])
-            described = kernel.describe(loaded)
+                bpf.bind(loaded, self._descriptors[unused])
+            described = bpf.describe(loaded)
             if standing is None:
-                kernel.attach(self._group, loaded)
+                bpf.attach(self._group, loaded)
             elif described.tag != standing.tag or set(described.maps) != set(standing.maps):
-                kernel.replace(self._group, loaded, standing.id)
+                bpf.replace(self._group, loaded, standing.id)
             else:
                 return standing
             return described
 
     def stands(self) -> bool:
         """Whether the kernel still runs the program, so that nothing was missed."""
-        return kernel.is_loaded(self._standing.id)
+        return bpf.is_loaded(self._standing.id)
 
     def is_attached(self) -> bool:
         """Whether the program stands below the control group, also where somebody else holds it: dearer to ask."""
         try:
-            with kernel.by_id(self._standing.id) as loaded:
-                return kernel.is_attached(self._group, loaded)
+            with bpf.by_id(self._standing.id) as loaded:
+                return bpf.is_attached(self._group, loaded)
         except FileNotFoundError:
             return False
 
@@ -259,8 +259,8 @@ def _found(group: Path) -> Iterator[tuple[int, Attached | None]]:
             raise FenceError(f"cannot fence the GPUs: cannot open the group {group}: {error.strerror}") from error
         closing.callback(os.close, opened)
         try:
-            yield opened, next(iter(kernel.attached(opened, NAME)), None)
-        except kernel.UnavailableError as error:
+            yield opened, next(iter(bpf.attached(opened, NAME)), None)
+        except bpf.UnavailableError as error:
             raise FenceError(f"cannot fence the GPUs: {error}") from error
         except OSError as error:
             raise FenceError(f"cannot fence the GPUs: {_lacks(error)}") from error
@@ -375,14 +375,14 @@ def take_down(group: Path) -> bool:
     with _found(group) as (opened, standing):
         if standing is None:
             return False
-        kernel.detach(opened, standing.id)
+        bpf.detach(opened, standing.id)
         return True
 
 
 def root(mounts: Path = Path("/proc/self/mountinfo")) -> Path:
     """The root of all control groups of version 2; FenceError if this node has none, or this container sees none."""
     try:
-        place = kernel.unified_root(mounts.read_text(errors="surrogateescape"))
+        place = bpf.unified_root(mounts.read_text(errors="surrogateescape"))
     except OSError as error:
         raise FenceError(f"cannot fence the GPUs: cannot read {mounts}: {error.strerror}") from error
     if place is None:
@@ -398,7 +398,7 @@ def _maps_of(standing: Attached, closing: ExitStack) -> dict[str, int]:
     """The maps of the program that stands, by their names. A layout of another version has other names."""
     maps = {}
     for number in standing.maps:
-        descriptor = kernel.open_map(number)
+        descriptor = bpf.open_map(number)
         closing.callback(os.close, descriptor)
-        maps[kernel.map_name(descriptor)] = descriptor
+        maps[bpf.map_name(descriptor)] = descriptor
     return maps

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.fence import fence, kernel, numbers, program
-from scrubber.fence.fence import Counts, Fence, FenceError
-from scrubber.fence.instructions import R0, assemble, end, load_map, put
+from scrubber.fence import numbers
+from scrubber.fence.kernel import bpf, fence, program
+from scrubber.fence.kernel.fence import Counts, Fence, FenceError
+from scrubber.fence.kernel.instructions import R0, assemble, end, load_map, put
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 
 __all__ = ["foreign", "group", "owner", "standing"]  # fixtures
@@ -76,9 +77,9 @@ def test_who_is_refused_by_its_container_does_not_count(standing: Fence, owner: 
     """Any pod may make a node and ask for it: it must not end the proofs of a node's GPUs."""
     standing.set(FULL, {identity(owner)}, refuse=False)
     code = [load_map(1, program.RULES), put(R0, 0), end()]
-    maps = {program.RULES: kernel.make_map("any", 1, 8, 8, 1)}
+    maps = {program.RULES: bpf.make_map("any", 1, 8, 8, 1)}
     opened = os.open(foreign, os.O_RDONLY)
-    kernel.attach(opened, kernel.load("runtime", assemble(code, maps)))
+    bpf.attach(opened, bpf.load("runtime", assemble(code, maps)))
     assert run(foreign, OPENS) == "refused"
     assert standing.counts(FULL) == Counts(0, 0)
     os.close(opened)
@@ -129,7 +130,7 @@ BUILDS = """
 import os, sys, signal
 from pathlib import Path
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence.fence import Fence
+from scrubber.fence.kernel.fence import Fence
 standing = Fence(Path(sys.argv[1]))
 standing.set(DeviceNumber(NodeKind.CHARACTER, 1, 7), {int(sys.argv[2])}, refuse=True)
 standing.refuse_for(600)
@@ -188,10 +189,10 @@ def test_another_version_follows_without_a_gap(
     first.close()
 
 
-def attached_to(group: Path) -> list[kernel.Attached]:
+def attached_to(group: Path) -> list[bpf.Attached]:
     opened = os.open(group, os.O_RDONLY)
     try:
-        return kernel.attached(opened, fence.NAME)
+        return bpf.attached(opened, fence.NAME)
     finally:
         os.close(opened)
 
@@ -346,7 +347,7 @@ def test_a_second_service_is_not_let_in(group: Path, owner: Path, foreign: Path)
 
 def test_the_message_says_which_right_is_missing(group: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from scrubber.fence.fence import Fence, FenceError\n"
+        "import sys; from pathlib import Path; from scrubber.fence.kernel.fence import Fence, FenceError\n"
         "try: Fence(Path(sys.argv[1]))\nexcept FenceError as error: print(error)"
     )
     bare = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs", sys.executable, "-c", code]
@@ -358,7 +359,7 @@ def test_the_message_says_which_right_is_missing(group: Path) -> None:
 def test_one_capability_is_enough(group: Path) -> None:
     """Of the service's. On Linux before 6.9, BPF_PROG_QUERY takes CAP_NET_ADMIN too, which it has not."""
     code = (
-        "import sys; from pathlib import Path; from scrubber.fence import fence; place = Path(sys.argv[1])\n"
+        "import sys; from pathlib import Path; from scrubber.fence.kernel import fence; place = Path(sys.argv[1])\n"
         "standing = fence.Fence(place); print(standing.stands(), fence.inspect(place), fence.take_down(place))"
     )
     one = ["setpriv", "--bounding-set", "-all,+sys_admin", "--no-new-privs", sys.executable, "-c", code]

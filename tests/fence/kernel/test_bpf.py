@@ -14,9 +14,9 @@ from random import Random
 import pytest
 
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence import fence, program
-from scrubber.fence.fence import Fence
-from scrubber.fence.questions import Question
+from scrubber.fence.kernel import fence, program
+from scrubber.fence.kernel.fence import Fence
+from scrubber.fence.kernel.questions import Question
 from tests.control_groups import FULL, group, identity, made_group
 from tests.fakes.bpf import Bpf, Process
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from policies.policy_model import FenceMode, FencePolicy, Mode, Policy
-from scrubber import assembly_fence
 from scrubber.config import ScrubberConfig
 from scrubber.core.fencing import Container, Group, KeptOff, OpenTo
 from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.core.witness import Counted
-from scrubber.fence import fence, program
-from scrubber.fence.fence import Counts, Fence, FenceError
+from scrubber.fence import building
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel import fence, program
+from scrubber.fence.kernel.fence import Counts, Fence, FenceError
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
-from scrubber.observe.guard import Guard
 from tests.fakes.bpf import Bpf, Process
 
 NUMBER = DeviceNumber(NodeKind.CHARACTER, 195, 0)
@@ -75,7 +75,7 @@ class Node:
     def guard(self, namespace: int | None = None, *, fences: bool = True) -> Guard | str:
         """What the service builds."""
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
-        return assembly_fence.guard(
+        return building.guard(
             self.config,
             namespace,
             processes,
@@ -93,7 +93,7 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     node = Node(tmp_path)
     monkeypatch.setattr(fence, "root", lambda: node.root)
-    monkeypatch.setattr(assembly_fence, "own_group", lambda _below: node.service)
+    monkeypatch.setattr(building, "own_group", lambda _below: node.service)
     monkeypatch.setattr(Tree, "_opened", lambda _tree, group: node.opened(group))
     with node.kernel.booted():
         yield node
@@ -213,9 +213,9 @@ def test_a_second_service_builds_no_guard(node: Node) -> None:
     with pytest.raises(FenceError, match=f"process {os.getpid()}, keeps the fence"):
         Fence(node.root).keep_alone(1, 1, runs=lambda *_: True)
     first.close()
-    Fence(node.root).keep_alone(1, assembly_fence._started(1), runs=lambda *_: True)
+    Fence(node.root).keep_alone(1, building._started(1), runs=lambda *_: True)
     assert "another scrub service, process 1," in str(node.guard())
-    Fence(node.root).keep_alone(1, assembly_fence._started(1) + 1, runs=lambda *_: False)
+    Fence(node.root).keep_alone(1, building._started(1) + 1, runs=lambda *_: False)
     later = node.guard()  # another process has the number of the service that ended
     assert isinstance(later, Guard)
     later.close()
@@ -223,7 +223,7 @@ def test_a_second_service_builds_no_guard(node: Node) -> None:
 
 def test_a_killed_service_keeps_the_fence_no_longer(node: Node) -> None:
     with subprocess.Popen(["sleep", "60"]) as killed:
-        Fence(node.root).keep_alone(killed.pid, assembly_fence._started(killed.pid), runs=lambda *_: False)
+        Fence(node.root).keep_alone(killed.pid, building._started(killed.pid), runs=lambda *_: False)
         assert f"another scrub service, process {killed.pid}," in str(node.guard())
         killed.kill()
         os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from then on
@@ -237,9 +237,9 @@ def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Calla
     node.service = node.group("next")
     starts = Process(7, (node.service,))
     assert not node.opens(starts)
-    assembly_fence.enter(node.config, fences=True)
+    building.enter(node.config, fences=True)
     assert node.opens(starts)
-    assembly_fence.enter(node.config, fences=False)
+    building.enter(node.config, fences=False)
     assert node.opens(Process(8))
 
 
@@ -303,7 +303,7 @@ def test_a_kernel_that_refuses_a_guard_is_reported(node: Node, built: Callable[.
 def test_groups_that_cannot_be_read_are_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "root", lambda: tmp_path)
     processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
-    lacks = assembly_fence.guard(
+    lacks = building.guard(
         ScrubberConfig(), None, processes, lambda _device: bool, lambda _device: Policy(), fences=True
     )
     missing = tmp_path / "cgroup.controllers"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scrubber.core.model import DeviceNumber
-from scrubber.fence import program
-from scrubber.fence.program import QUESTION, RING_BYTES
+from scrubber.fence.kernel import program
+from scrubber.fence.kernel.program import QUESTION, RING_BYTES
 
 _PAGE = mmap.PAGESIZE
 _BUSY, _DISCARDED = 1 << 31, 1 << 30

@@ -14,7 +14,7 @@ from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Witness
 from tests.fakes.bpf import Process
-from tests.observe.guarded import ACTORS, DEVICES, LEASE, OTHER, PODS, WHOLE, Guarded, KilledError
+from tests.fence.guarded import ACTORS, DEVICES, LEASE, OTHER, PODS, WHOLE, Guarded, KilledError
 
 HISTORIES, MOVES_OF_EACH = 150, 40
 Move = Callable[[Guarded, Random], object]

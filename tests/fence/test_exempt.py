@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.fence.exempt import Exempt
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.pods import PodNames
 from scrubber.node.sandboxes import Sandboxes
-from scrubber.observe.exempt import Exempt
 from tests.control_groups import group, identity
 from tests.node.control_groups import Process, enter
 

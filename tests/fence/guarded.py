@@ -26,13 +26,13 @@ from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.guarded import FenceReading, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.witness import Counted, Missed
-from scrubber.fence import fence, kernel, program
-from scrubber.fence.fence import Fence, FenceError
-from scrubber.fence.questions import Question, Questions
+from scrubber.fence import excuses, guard
+from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel import bpf, fence, program
+from scrubber.fence.kernel.fence import Fence, FenceError
+from scrubber.fence.kernel.questions import Question, Questions
 from scrubber.node.cgroup_tree import GroupPlace
-from scrubber.observe import excuses, guard
-from scrubber.observe.excuses import Sources, Terms
-from scrubber.observe.guard import Guard
 from tests.fakes.bpf import Bpf, Process
 
 WHOLE = {
@@ -141,7 +141,7 @@ class Guarded:
         )
         for module in (guard, fence, excuses):
             patch.setattr(module, "time", clock)
-        patch.setattr(kernel, "_BATCH", 3)
+        patch.setattr(bpf, "_BATCH", 3)
         self._closing.enter_context(self.kernel.booted())
         for name in ("service", "foreign", "foreign/deep", "unit", "job"):
             self.make_group(name)
@@ -288,7 +288,7 @@ class Guarded:
                     self._shake(self.devices[uuid])
 
     def _is_asked(self, command: int) -> None:
-        if command in (kernel._MAP_UPDATE, kernel._MAP_DELETE):
+        if command in (bpf._MAP_UPDATE, bpf._MAP_DELETE):
             held = self.guard._turn._is_owned()  # type: ignore[attr-defined] # private to threading
             assert held, "of two threads that write, one may take back what the other wrote"
         self._order(command)

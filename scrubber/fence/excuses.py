@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 from ground import log, process_names
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import NO_CONTAINER, Holder
-from scrubber.fence.questions import Question
+from scrubber.fence.askers import Askers, Place
+from scrubber.fence.kernel.questions import Question
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
-from scrubber.observe.askers import Askers, Place
 
 logger = log.get("fence")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scrubber.fence import program
-from scrubber.fence.fence import Fence
+from scrubber.fence.kernel import program
+from scrubber.fence.kernel.fence import Fence
 from tests.fakes.bpf import Bpf
 
 IN_THE_RING = program.RING_BYTES // (program.QUESTION.size + 8)

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence.instructions import (
+from scrubber.fence.kernel.instructions import (
     R0,
     R1,
     R2,

@@ -23,14 +23,14 @@ from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
-from scrubber.fence import fence, kernel
-from scrubber.fence.fence import Fence
-from scrubber.fence.questions import Question
+from scrubber.fence.excuses import Excuses, Sources, Terms
+from scrubber.fence.guard import Guard
+from scrubber.fence.kernel import bpf, fence
+from scrubber.fence.kernel.fence import Fence
+from scrubber.fence.kernel.questions import Question
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.processes import Processes
-from scrubber.observe.excuses import Excuses, Sources, Terms
-from scrubber.observe.guard import Guard
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
 from tests.patience import WITHIN
@@ -356,8 +356,8 @@ def test_a_fence_that_somebody_keeps_detached_stands_again(
     refused(asking)
     asking.keep(lives.CLEAN)
     before, opened = asking.uses(), os.open(group, os.O_RDONLY)
-    [attached] = kernel.attached(opened, fence.NAME)
-    with kernel.by_id(attached.id):
+    [attached] = bpf.attached(opened, fence.NAME)
+    with bpf.by_id(attached.id):
         fence.take_down(group)
         assert (standing.stands(), standing.is_attached()) == (True, False)
         asking.guard.renew()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
-from scrubber.fence.questions import Question
+from scrubber.fence.excuses import Excuses, Sources, Terms
+from scrubber.fence.kernel.questions import Question
 from scrubber.node.cgroup_tree import GroupPlace
-from scrubber.observe.excuses import Excuses, Sources, Terms
 
 PID, GROUP, ANOTHER = 7, 70, 71
 

@@ -25,12 +25,12 @@ from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Po
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Missed, Testimony, Witness
-from scrubber.fence import program
-from scrubber.fence.fence import Counts, Fence
-from scrubber.fence.questions import Question
+from scrubber.fence.excuses import Excuses, Sources, Terms
+from scrubber.fence.kernel import program
+from scrubber.fence.kernel.fence import Counts, Fence
+from scrubber.fence.kernel.questions import Question
 from scrubber.node import clock
 from scrubber.node.new_groups import NewGroups
-from scrubber.observe.excuses import Excuses, Sources, Terms
 
 logger = log.get("fence")
 
