@@ -81,7 +81,7 @@ def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
     assert failed.detail == f"it failed; {judged.detail}"
 
 
-def test_zeros_after_a_clear_that_was_cut_off_may_be_ours():
+def test_zeros_after_a_clear_without_a_proof_may_be_ours():
     """They tell nothing of the last owner. After a proof that left a pattern, they do."""
     zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
     assert step_results.judged(zeros, LEFT) == zeros

@@ -121,9 +121,7 @@ def _policy(update: Update) -> Iterator[Finding]:
         remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
         yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
     for field in policy.outdated:
-        where = f"{field.source}:{field.line}:{field.column}: {field.path}"
-        text = f"{where}: {field.found}: {field.expected.removeprefix('none: ')}"
-        yield warning(text, "take it out of the file; the policy is used as it is")
+        yield warning(str(field), "take it out of the file; the policy is used as it is")
     if policy.elsewhere:
         named = ", ".join(policy.elsewhere)
         text = f"the policy in {named} of the values was not read: the last one of the node is judged"
