@@ -158,7 +158,7 @@ async def node_with_nvidia(
     """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
     program = (ROOT / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not program.exists():
-        pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+        pytest.skip(f"{program} not found: see docs/real-nodes.md")
     autoclave.down()
     it = InFront(pods, program, await asyncio.to_thread(replace, autoclave), LOGS)
     await pods.offered(0)

@@ -30,7 +30,7 @@ async def installed(bare, node, autoclave, pytestconfig):
     archive = ROOT / pytestconfig.getoption("--image")
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not (archive.exists() and program.exists()):
-        pytest.skip(f"{archive} or {program} not found: see A real node in CONTRIBUTING.md")
+        pytest.skip(f"{archive} or {program} not found: see docs/real-nodes.md")
     autoclave.uninstall()
     node.load(archive)
     SPECS.mkdir(exist_ok=True)

@@ -65,7 +65,7 @@ async def claims(pods, autoclave, pytestconfig, gate):
     """NVIDIA's driver and our gate, in place of the device plugin."""
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
     if not program.exists():
-        pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+        pytest.skip(f"{program} not found: see docs/real-nodes.md")
     autoclave.down()
     environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
     environment |= {"KUBELET_REGISTRAR_DIRECTORY_PATH": str(GATED)}  # as by a GPUCluster

@@ -43,7 +43,7 @@ async def evict(bare, pytestconfig):
     """Runs the descheduler once, with the example's policy. Nothing has to wait for long."""
     program = (generate.ROOT / pytestconfig.getoption("--programs") / "descheduler").resolve()
     if not program.exists():
-        pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+        pytest.skip(f"{program} not found: see docs/real-nodes.md")
     policy = yaml.safe_load((generate.ROOT / "deploy/examples/descheduler.yaml").read_text())
     plugins = {it["name"]: it["args"] for it in policy["profiles"][0]["pluginConfig"]}
     plugins["PodLifeTime"]["conditions"][0]["minTimeSinceLastTransitionSeconds"] = 0

@@ -136,7 +136,7 @@ def test_the_page_on_upgrading_knows_each_format_of_the_ledger():
     assert set(older_ones) == sections == set(range(older.OLDEST, database.VERSION))
 
 
-RECIPES = ROOT / "CONTRIBUTING.md"
+RECIPES = ROOT / "docs" / "recipes.md"
 
 
 @pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), STAND_IN, RECIPES], ids=lambda page: page.name)

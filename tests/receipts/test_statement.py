@@ -10,12 +10,13 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from referencing import Registry, Resource
 
 from policies.policy_model import FenceMode
 from policies.values import ScrubPath
 from scrub_api.measurements import Uncovered
 from scrubber.core import plans, verdict
-from scrubber.core.guarded import Guarded
+from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.cuda import chip
@@ -27,6 +28,9 @@ from tests.receipts.signing import WordSigner
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "receipts" / "predicate.v1.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+CLOSING_SCHEMA = json.loads((ROOT / "docs" / "receipts" / "closings.v1.json").read_text())
+REGISTRY = Registry().with_resource(SCHEMA["$id"], Resource.from_contents(SCHEMA))
+CLOSING_VALIDATOR = jsonschema.Draft202012Validator(CLOSING_SCHEMA, registry=REGISTRY)
 PAGE = (ROOT / "docs" / "receipts" / "predicate.md").read_text()
 LARGEST = 3456  # bytes of an envelope
 UUID, BOOT = "GPU-8f2c6f3e-1a2b-4c5d-8e9f-0123456789ab", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -42,6 +46,12 @@ LARGE_FENCE = Guarded(
     Moment(1764000000.123456, 1.0), FenceMode.REFUSE, "", FenceMode.HOLD, "e" * 16, "f" * 16,
     10**6, 10**6, 10**6, 10**6, open_to_all=True,
 )  # fmt: skip
+
+
+ENDED = EndedTenancy(
+    7, BOOT, Moment(1764000009.0, 9.0), Moment(1764000001.0, 1.0), "uid-1", "team/train", "job 7", "r", LARGE_FENCE
+)
+CLOSED = (ENDED, replace(ENDED, guarded=replace(LARGE_FENCE, below="/trial")), EndedTenancy(7, BOOT, ENDED.ended))
 
 
 def sealed(receipt):
@@ -191,9 +201,20 @@ def properties(schema):
         yield from properties(field.get("items", {}))
 
 
+@pytest.mark.parametrize("ended", CLOSED, ids=["counted", "below a group", "not known"])
+def test_each_closing_receipt_has_its_schema(ended):
+    content = json.loads(statement.closing(ended, UNKNOWN, LARGE, LARGE_DEVICE, "ab" * 12, ABOUT))
+    CLOSING_VALIDATOR.validate(content)
+    assert set(content["predicate"]) <= CLOSING_SCHEMA["properties"]["predicate"]["properties"].keys()
+    assert set(content["predicate"]["fence"]) <= SCHEMA["$defs"]["fence"]["properties"].keys()
+    del content["predicate"]["fence"]["mode"]
+    assert not CLOSING_VALIDATOR.is_valid(content)
+
+
 def test_the_page_explains_each_field():
-    names = {*properties(SCHEMA["properties"]["predicate"])}
-    assert "coveredBytes" in names
+    schemas = SCHEMA["properties"]["predicate"], CLOSING_SCHEMA["properties"]["predicate"], SCHEMA["$defs"]["fence"]
+    names = {name for schema in schemas for name in properties(schema)}
+    assert {"coveredBytes", "below"} < names
     assert sorted(name for name in names if f"`{name}`" not in PAGE) == []
 
 
