@@ -33,7 +33,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR
 class ForeignFileError(OSError):
     """A file or directory is not this program's own. ``strerror`` says why, and what to do."""
 
-    remedy = "find out who made it, and remove it"
+    remedy = "if it is ours, such as a copy that was put back, give it back to this user with chown; else remove it"
 
     def __init__(self, path: Path, why: str) -> None:
         """``why`` completes the sentence "cannot use PATH: ..."."""

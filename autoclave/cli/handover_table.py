@@ -16,7 +16,7 @@ from ground.quantities import quantity
 from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
 from scrubber.core import tenancies
-from scrubber.core.events import LedgerEntry
+from scrubber.core.events import LedgerEntry, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
@@ -130,8 +130,9 @@ def _fence(row: TenancyRow) -> dict[str, object]:
         return {"fence": "", **dict.fromkeys(OTHERS), "closing_signature": ""}
     said, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
     known, later = said.mode is not FenceMode.OFF, row.closed.until_wiped
+    flaws = *said.flaws, *_later_flaws(row.closed)
     return {
-        "fence": ", ".join([said.mode.value, *said.flaws]) if known else f"not known: {said.why}",
+        "fence": ", ".join([said.mode.value, *flaws]) if known else f"not known: {said.why}",
         "others_let_through": said.let_through if known else None,
         "others_refused": said.refused if known else None,
         "others_until_wiped": later.let_through if later.mode is not FenceMode.OFF else None,
@@ -148,7 +149,14 @@ def _others(row: TenancyRow) -> str:
     later = row.closed.until_wiped.let_through
     wiped = [f"{later} let through until it was wiped"] if later else []
     asked = f"{quantity(said.let_through, 'question')} let through, {said.refused} refused"
-    return ", ".join([asked, *wiped, *said.flaws])
+    return ", ".join([asked, *wiped, *said.flaws, *_later_flaws(row.closed)])
+
+
+def _later_flaws(closed: TenancyClosed) -> list[str]:
+    """Why others may not be counted from then until the wipe, where that is not said of the tenancy."""
+    if closed.until_wiped.mode is FenceMode.OFF:
+        return [f"until wiped not known: {closed.until_wiped.why}"]
+    return [f"until wiped {flaw}" for flaw in closed.until_wiped.flaws if flaw not in closed.ended.guarded.flaws]
 
 
 def _result(row: TenancyRow) -> str:

@@ -306,8 +306,10 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
     except InvalidRequest as error:
         if error.reason is not Reason.UNKNOWN_DEVICE and kind is RECEIPTS:
             raise
-        of = "the id of a receipt, nor a tenant, nor a GPU" if kind is CLOSINGS else "the id of a receipt nor a GPU"
-        raise InvalidRequest(f"cannot find {kind.word} {name}: it is neither {of}", LISTS) from error
+        why = "it is neither the id of a receipt nor a GPU"
+        if kind is CLOSINGS:
+            why = "no hand-over of this id, tenant or GPU has ended and was wiped since"
+        raise InvalidRequest(f"cannot find {kind.word} {name}: {why}", LISTS) from error
     if not entries:
         none = (
             "no hand-over of it has ended and was wiped since then"

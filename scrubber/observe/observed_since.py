@@ -282,6 +282,8 @@ def _use_between(before: Testimony | None, now: Testimony) -> Use | None:
         return Use(now.why)
     if isinstance(before, Missed):
         return Use(before.why)
+    if isinstance(before, NoWitness) and isinstance(now, Counted):
+        return Use(f"nobody had counted short uses before: {before.why}")
     if not isinstance(before, Counted):
         return None
     if isinstance(now, NoWitness):  # it had one until now

@@ -8,7 +8,7 @@ The names in them outlive the service: the next one reads them, so that ``autocl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,6 +44,7 @@ class Openers:
         self._asked = (-1, AT_ONCE)  # ... how many questions there had been by then, and room for how many rows
         self._unwritten: list[_Row] = []
         self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
+        self._gaps = deque[float](maxlen=AT_ONCE)  # ... and of the last ones about gaps: nobody else's flood hides them
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -86,9 +87,9 @@ class Openers:
 
     def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
-        for uuid, why in self._askers.take_gaps(max(self._room(), 0)):
+        for uuid, why in self._askers.take_gaps(self._room(self._gaps)):
             self._unwritten.append((uuid, FenceMissed(why)))
-            self._first.append(self._context.now().uptime)
+            self._gaps.append(self._context.now().uptime)
         before_this = self._asked
         self._asked = self._askers.questions, self._room()
         is_quiet = not ends and self._asked == before_this == (self._askers.questions, AT_ONCE)
@@ -112,9 +113,10 @@ class Openers:
         self._first += [self._context.now().uptime for row in rows if not row.ended]
         return written.with_rows(rows)
 
-    def _room(self) -> int:
+    def _room(self, written: Iterable[float] | None = None) -> int:
+        """``written``: uptimes of the last rows of this kind; None: those of first rows."""
         now = self._context.now().uptime
-        return AT_ONCE - sum(at > now - WITHIN for at in self._first)
+        return AT_ONCE - sum(at > now - WITHIN for at in (self._first if written is None else written))
 
     def _counted(self, uuid: str) -> list[Opener]:
         return [asker.opener for asker in self._askers.of(uuid) if not asker.ignored]

@@ -148,7 +148,7 @@ def _attempts(event: ev.OpenAttempted) -> str:
     asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
         when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
-        return f"not opened: {who} {asked} {meanwhile}, and was refused each time{when}"
+        return f"refused: {who} {asked} {meanwhile}, and each of these was refused{when}"
     refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
     unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
     how = " which the policy exempts" if opener.exempt else f" {meanwhile}{unauthorised}"

@@ -223,7 +223,13 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     place.chmod(0o777)
     code, found = examine(place)
     [text] = texts(found, "ledger", "broken")
-    assert (code, text.endswith(f"cannot use the state directory {place}: other users may write to it")) == (1, True)
+    assert (code, f"cannot use the state directory {place}: other users may write to it; make it" in text) == (1, True)
+    place.chmod(0o700)
+    paths.ledger(place).chmod(0o666)
+    code, found = examine(place)
+    [text] = texts(found, "ledger", "broken")
+    assert (code, f"{paths.ledger(place)}: other users may write to it; if it is ours" in text) == (1, True)
+    paths.ledger(place).chmod(0o600)
     code, found = examine(paths.ledger(place))
     assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"
 

@@ -199,7 +199,8 @@ def test_an_unreadable_file_is_no_fault_of_the_device(ground: Ground) -> None:
     with pytest.raises(DeviceError) as caught:
         locks.held(ground.lock)
     assert shortage.of(caught.value) == (
-        f"a file of the scrub service is not its own: {ground.lock}: it is a link; find out who made it, and remove it"
+        f"a file of the scrub service is not its own: {ground.lock}: it is a link; "
+        + private_files.ForeignFileError.remedy
     )
 
 

@@ -147,7 +147,7 @@ SERVICES = [
     ("fence", BELOW, WARNING, "processes below /sys/fs/cgroup/trial only, and nobody else"),
     ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
     ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
-    ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
+    ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "was refused; at least 4 questions"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, exempt=True),)), WARNING, "the policy exempts its unit"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, ignored=True),)), WARNING, "although it is a bystander"),
     ("fence", gpu(fence=views.OPEN_TO_ALL), WARNING, "every process may open GPU 3 for now"),

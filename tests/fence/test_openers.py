@@ -26,7 +26,7 @@ except PermissionError:
 """
 UID = "6f1f8b8e-6d44-4f0c-9d0a-7f5f7f6a1c11"
 OPENED = f'opened by pod team/x ({UID}), last by "NAME" (pid N), while somebody else had it: unauthorised use; it asked'
-REFUSED = f'not opened: pod team/x ({UID}), last by "NAME" (pid N), asked'
+REFUSED = f'refused: pod team/x ({UID}), last by "NAME" (pid N), asked'
 
 
 @pytest.fixture
@@ -69,6 +69,6 @@ def test_the_ledger_names_who_opened_it_also_after_a_kill(service: Service, grou
     service.start()
     explained = said(service, "explain", 0)
     refused = "none" if sentence is OPENED else "1"
-    assert re.search(rf"^asked .*team/x\): \d questions?, {refused} refused", explained, re.MULTILINE)
+    assert re.search(rf"^asked .*team/x\): at least \d questions?, {refused} refused", explained, re.MULTILINE)
     assert row["text"] in explained
     assert said(service, "history", 0, "--warnings", "-o", "json") == warnings

@@ -66,7 +66,7 @@ def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: b
         (ONE, NONE, Use("switched off")),
         (ONE, LOST, Use("raise its limit")),
         (NONE, NONE, None),
-        (NONE, ONE, None),
+        (NONE, ONE, Use("nobody had counted short uses before: switched off")),
         (LOST, ONE, Use("raise its limit")),
         (LOST, NONE, Use("raise its limit")),
         (LOST, LOST, Use("raise its limit")),

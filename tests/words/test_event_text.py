@@ -173,12 +173,12 @@ LIFE = [
      ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
       "it asked the kernel at least 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
-     ('not opened: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
+     ('refused: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
       'had it, and '
-      "was refused each time, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
+      "each of these was refused, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
-     ('not opened: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
-      "and was refused each time")),
+     ('refused: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
+      "and each of these was refused")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
      ('opened by container 0123, last by "train-b" (pid 42), which the policy exempts; it asked the kernel at '
       'least 3 times, '

@@ -89,7 +89,7 @@ def _fence(device: views.DeviceStatus, service: views.ServiceStatus | None, now:
     elif service is not None and service.fence_lacks:
         yield f"fence   none stands, so it is not known who asks for the GPU: {service.fence_lacks}"
     asked = [
-        f"{it}{_standing(it)}: {quantity(it.times, 'question')}, {it.refused or 'none'} refused, "
+        f"{it}{_standing(it)}: at least {quantity(it.times, 'question')}, {it.refused or 'none'} refused, "
         f"last {_ago(now - it.last)}"
         for it in reversed(device.askers)
     ]

@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from ground import boot, paths, private_files
+from ground import boot, errors, paths, private_files
 from ground.documents.faults import DocumentError, DocumentFault, describe
 from ground.errors import FatalError
 from policies import load
@@ -71,10 +71,19 @@ def gather(
 
 
 def _fault(state: Path | None) -> str | None:
+    """Why the service refuses the directory, or a file of the ledger in it, and what to do."""
+    if state is None:
+        return None
     try:
-        return None if state is None else private_files.directory_fault(state, private_files.NOT_TO_CHANGE)
+        if why := private_files.directory_fault(state, private_files.NOT_TO_CHANGE):
+            return errors.joined(why, private_files.MAKE_PRIVATE)
+        for file in (paths.ledger(state), *paths.ledger(state).parent.glob(f"{paths.ledger(state).name}-wal")):
+            private_files.demand_own(file)
+    except private_files.ForeignFileError as error:
+        return f"{error.filename}: {error.strerror}"
     except OSError as error:
         return f"{error.strerror}"
+    return None
 
 
 def read_values(path: Path) -> Values:

@@ -196,7 +196,10 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
 
 def _asker(asker: views.AskerView, gpu: str) -> Finding:
     """A program that asked for a GPU which was not given to it."""
-    asked, times = f"{asker} asked for {gpu}, which was not given to it,", quantity(asker.times, "question")
+    asked, times = (
+        f"{asker} asked for {gpu}, which was not given to it,",
+        f"at least {quantity(asker.times, 'question')}",
+    )
     if asker.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
         entry = f"{asker.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if asker.in_pod else "PATH"

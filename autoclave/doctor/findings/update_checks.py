@@ -8,7 +8,6 @@ from dataclasses import replace
 from autoclave.doctor.facts import update_facts
 from autoclave.doctor.facts.update_facts import PolicyToCome, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
-from ground import private_files
 from ground.quantities import quantity
 from policies import match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
@@ -57,7 +56,7 @@ def _ledger(update: Update) -> Iterator[Finding]:
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
     if update.fault is not None:
         text = f"the service does not start: it cannot use the state directory {ledger.path.parent}: {update.fault}"
-        yield broken(text, private_files.MAKE_PRIVATE)
+        yield broken(text, "then check the update again")
     if ledger.version == database.VERSION:
         yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
         return
@@ -117,7 +116,9 @@ def _policy(update: Update) -> Iterator[Finding]:
     """This version takes the policy."""
     policy = update.policy
     for fault in policy.faults:
-        text = f"this version refuses the policy, and its service does not start: {fault}"
+        text = (
+            f"this version refuses the policy: its service keeps the last one that it accepts, if there is one: {fault}"
+        )
         remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
         yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
     for field in policy.outdated:

@@ -110,7 +110,7 @@ class Simulated:
     def witness(self, uuid: str) -> Testimony:
         """Exact for files: the kernel tells when a process that could write to the device has closed it."""
         if self.numbers(uuid):
-            return NoWitness("its memory is a device node, and no fence counts who opens it")
+            return NoWitness("no fence counts who opens its device node")
         return self._writers.uses(self.files(uuid))
 
     def open_files(self, uuid: str) -> OpenFiles:
