@@ -44,7 +44,8 @@ async def test_w1_r8_of_two_pods_on_one_gpu_neither_starts(build):
     node.heal(uuid)
     assert (await admission).phase is Phase.PENDING, (await admission).message
     await node.clean(spare)
-    await node.health(spare, "Healthy")
+    for each in (uuid, spare):
+        await node.health(each, "Healthy")
     admitted = await node.kubelet.admit(thief)
     assert admitted.phase is Phase.PENDING, admitted.message
     assert (node.gpu(victim), uuid in node.kubelet.held(thief)["main"][RESOURCE]) == (uuid, True)
