@@ -290,9 +290,13 @@ class Guard:
         if not place.name or group in own.groups:
             raise InvalidRequest("cannot open a device to the control group that was named: it holds the scrub service")
 
-    def exempts(self, uuid: str, pod: str) -> bool:
-        """Whether the policy in force lets a pod, as NAMESPACE/NAME, open the device at any time."""
-        return pod.partition("/")[0] in self._sources.terms(uuid).namespaces
+    def exempts(self, uuid: str, pod: str, place: str) -> bool:
+        """Whether the policy in force lets a pod, as NAMESPACE/NAME, or a unit at this place open the device."""
+        terms = self._sources.terms(uuid)
+        if pod.partition("/")[0] in terms.namespaces:
+            return True
+        places = map(self._sources.place, terms.exempt) if place.startswith("/") else ()
+        return any(found is not None and found.name == place for found in places)
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether no pod can open the device now but its owner, and who is exempt."""

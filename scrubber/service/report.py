@@ -212,7 +212,8 @@ class StatusReporter:
     def _named(self, uuid: str, asker: views.AskerView, names: Mapping[str, str]) -> views.AskerView:
         """With the name of its pod, which the policy in force may exempt since it asked."""
         pod, guard = names.get(asker.place, asker.pod), self._context.observer.driver.guard
-        return replace(asker, pod=pod, exempt=asker.exempt or (guard is not None and guard.exempts(uuid, pod)))
+        exempt = asker.exempt or (guard is not None and guard.exempts(uuid, pod, asker.place))
+        return replace(asker, pod=pod, exempt=exempt)
 
     async def _pods(self) -> Tenants:
         """The pods of the node; none if their names do not come in time."""

@@ -576,6 +576,19 @@ def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) ->
     assert (asker.exempt, asker.refused) == (True, 0)
 
 
+def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreign: Path) -> None:
+    """A plan that says otherwise would lead somebody to take it out of the values again."""
+    asking.keep(lives.CLEAN)
+    run(foreign, OPENS)
+    asking.uses()
+    (asker,) = asking.guard.askers.of(DEVICE)
+    assert not asking.guard.exempts(DEVICE, "", asker.place)
+    asking.exempt = {foreign}
+    asking.guard.renew()
+    assert asking.guard.exempts(DEVICE, "", asker.place)
+    assert not asking.guard.exempts(DEVICE, "", "/another.service")
+
+
 def test_a_group_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.CLEAN)

@@ -273,7 +273,7 @@ class Following:
     def keeps_out(self, _uuid: str) -> bool:
         return False
 
-    def exempts(self, _uuid: str, pod: str) -> bool:
+    def exempts(self, _uuid: str, pod: str, _place: str) -> bool:
         return pod.startswith("monitoring/")
 
     def witness(self, _uuid: str) -> None:
