@@ -268,23 +268,18 @@ class Observer:
     def resume(self, records: Iterable[Record]) -> None:
         """After a start: the proofs that the kernel has watched over since. Call it once the devices are known.
 
-        The proof of a granted device is not prolonged, but a use since then ends it.
+        The proof of a granted device is not prolonged: it is scrubbed before its start.
         """
         guard = self.driver.guard
         if guard is None:
             return
         for record in records:
             uuid, receipt = record.device.uuid, record.scrubs.receipt
-            if record.state not in (State.CLEAN, State.GRANTED) or receipt is None:
+            if record.state is not State.CLEAN or receipt is None:
                 continue
             uses = guard.uses_at_proof(uuid, receipt.id)
-            if uses is None:
-                continue
-            said = Counted(Witness.FENCE, uses)
-            if record.state is State.CLEAN:
-                self._observed_since.resume(uuid, receipt.finished.uptime, said)
-            else:
-                self._observed_since.testified(uuid, said)
+            if uses is not None:
+                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(Witness.FENCE, uses))
 
     def disown(self, worker: int, *, has_ended: bool) -> None:
         """A worker of the service does no more. One that has not ended is a holder from now on, perhaps of all devices.

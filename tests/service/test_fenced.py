@@ -83,7 +83,7 @@ async def test_a_use_while_the_service_is_away_ends_the_proof(fenced):
 
 @pytest.mark.parametrize("asks", ["for a start", "again"])
 async def test_a_use_before_the_granted_start_ends_the_proof(fenced, asks):
-    """The service is away meanwhile. The policy lets a proof outlive that, if nobody is known to have come."""
+    """The service is away meanwhile."""
     world = await fenced(policy="fast")
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
     await world.acquire("pod", device, announced=True)

@@ -133,7 +133,7 @@ async def test_a_forbidden_reset_waits_for_a_person(begin):
     assert rows(world, ev.ProbationStarted, device) == []
     with pytest.raises(Refused, match=r"^it needs a reset, and the policy forbids"):
         await world.operator_requests.scrub(device, None)
-    with pytest.raises(Refused, match=r"^it needs a reset, and the policy forbids .*: reboot the node"):
+    with pytest.raises(Refused, match=r"^it needs a reset, and the policy forbids .*; reboot the node"):
         await world.operator_requests.reinstate(device, "again", "ann")
     explained = await world.life.reporter.explain(device)
     assert explained.device.quarantine.next_probe_seconds is None
