@@ -92,7 +92,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
     if ask == "acquire":
         with pytest.raises(NotReady) as refused:
             await world.tenant_requests.acquire([device], ForPod(announced=True))
-        assert str(refused.value) == f"cannot hand out {device} in time: it is being scrubbed; try again"
+        assert str(refused.value) == f"cannot hand out {device} in time: it is being scrubbed; try again in a moment"
     else:  # its budget is long enough for the scrub with the reset
         await world.tenant_requests.start([device], "p")
         assert world.state(device) is State.IN_USE

@@ -135,7 +135,8 @@ async def test_without_the_service_no_claim_is_prepared_or_given_back(cluster, s
     cluster.allocate("b", 1)
     await asyncio.to_thread(service.stop)
     cluster.listing.distrust()
-    no_answer = "autoclave: the scrub service of this node does not answer"  # and no path of the node
+    # And no path of the node.
+    no_answer = "autoclave: the scrub service of this node does not answer; on its node, `autoclave doctor` says why"
     assert (await cluster.prepare("b", SOON)).error == no_answer
     assert await cluster.unprepare("a", SOON) == no_answer
     await asyncio.to_thread(service.start)
