@@ -33,7 +33,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR
 class ForeignFileError(OSError):
     """A file or directory is not this program's own. ``strerror`` says why, and what to do."""
 
-    remedy = "if it is ours, such as a copy that was put back, give it back to this user with chown; else remove it"
+    remedy = "if it is our file that was put back, put the file itself there and chown it to this user; else remove it"
 
     def __init__(self, path: Path, why: str) -> None:
         """``why`` completes the sentence "cannot use PATH: ..."."""

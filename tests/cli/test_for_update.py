@@ -228,7 +228,7 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     paths.ledger(place).chmod(0o666)
     code, found = examine(place)
     [text] = texts(found, "ledger", "broken")
-    assert (code, f"{paths.ledger(place)}: other users may write to it; if it is ours" in text) == (1, True)
+    assert (code, f"{paths.ledger(place)}: other users may write to it; if it is our file" in text) == (1, True)
     paths.ledger(place).chmod(0o600)
     code, found = examine(paths.ledger(place))
     assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"

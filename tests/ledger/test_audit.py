@@ -201,7 +201,7 @@ def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
         path.symlink_to(sample)
     else:
         os.mkfifo(path)
-    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(path))}: it is .*, else remove it"):
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(path))}: it is .*; else remove it"):
         read(path)
 
 

@@ -89,7 +89,7 @@ def test_a_foreign_file_is_refused_and_left_alone(open_ledger, draft, path, tmp_
     precious.write_bytes(before)
     linked.unlink(missing_ok=True)
     linked.symlink_to(tmp_path / target)
-    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(linked))}: it is a link; if it is ours"):
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(linked))}: it is a link; if it is our file"):
         open_ledger()
     assert precious.read_bytes() == before
     assert not (tmp_path / "absent").exists()
