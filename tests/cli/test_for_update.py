@@ -10,6 +10,7 @@ import pytest
 
 from ground import boot, paths
 from scrubber.ledger import database, reading
+from scrubber.ledger.ledger_files import LedgerPaths
 from tests import older_states
 
 STATES = {int(older_states.name(path).partition("-")[0]): path for path in older_states.OF_ONE_STORY}
@@ -230,6 +231,10 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     [text] = texts(found, "ledger", "broken")
     assert (code, f"{paths.ledger(place)}: other users may write to it; if it is our file" in text) == (1, True)
     paths.ledger(place).chmod(0o600)
+    head = LedgerPaths(paths.ledger(place)).head
+    head.chmod(0o666)
+    [text] = texts(examine(place)[1], "ledger", "broken")
+    assert f"{head}: other users may write to it" in text
     code, found = examine(paths.ledger(place))
     assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"
 

@@ -22,6 +22,7 @@ from policies import load
 from policies.policy_model import FenceMode, PolicySet
 from scrubber.core.events import PolicyInForce
 from scrubber.ledger.entry_queries import Window
+from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.ledger_rows import KINDS
 from scrubber.ledger.reading import LedgerFile
 
@@ -77,8 +78,7 @@ def _fault(state: Path | None) -> str | None:
     try:
         if why := private_files.directory_fault(state, private_files.NOT_TO_CHANGE):
             return errors.joined(why, private_files.MAKE_PRIVATE)
-        for file in (paths.ledger(state), *paths.ledger(state).parent.glob(f"{paths.ledger(state).name}-wal")):
-            private_files.demand_own(file)
+        LedgerPaths(paths.ledger(state)).check(private_files.demand_own)
     except private_files.ForeignFileError as error:
         return f"{error.filename}: {error.strerror}"
     except OSError as error:
