@@ -61,10 +61,11 @@ def run(service: Service, *words: object) -> tuple[int, str]:
 
 
 def named_for_a_scrub(place: Path) -> set[str]:
-    """The GPUs of which ``doctor --for-update`` says that a scrub follows at once, not by a test that is due later."""
+    """The GPUs of which ``doctor --for-update`` says that a scrub follows, but no test that is due later."""
     command = [sys.executable, "-m", "autoclave", "doctor", "--for-update", str(place), "-o", "json"]
     findings = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["findings"]
-    found = [re.match(r"GPU (.+): a scrub follows the update, because", it["text"]) for it in findings if it["name"] == "scrub"]
+    scrubs = [it["text"] for it in findings if it["name"] == "scrub"]
+    found = [re.match(r"GPU (.+): a scrub follows the update, because", text) for text in scrubs]
     return {name for each in found if each is not None for name in each[1].split(", ")}
 
 
