@@ -38,7 +38,7 @@ class Measurements:
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
     unsupported: tuple[str, ...] = ()  # of a scrub by an older version: settings of its policy without support
-    witness: str = ""  # of short uses, from the clear on: ``Testimony.words``; empty: not recorded
+    witness: str = ""  # of short uses, from the clear on: ``UseReading.words``; empty: not recorded
 
     @property
     def leaves(self) -> str:

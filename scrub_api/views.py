@@ -173,10 +173,12 @@ class DeviceStatus:
     ecc: bool | None = None
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
-    witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
+    use_counter: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
     fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
-    witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
+    use_counter_kind: str = (
+        ""  # the same as ``use_counter`` for a program: fence, files, none, unknown; empty: not asked yet
+    )
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from policies.policy_model import Evict, Policy
 from scrub_api import views
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.core import presence, reset_domains, states
+from scrubber.core import absence, reset_domains, states
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.core.record import Record
@@ -219,7 +219,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         ledger.notary = notary
     else:
         tenant_files.withdraw(paths.receipts(config.state_dir))
-    counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
+    counters.watch(record.device for record in ledger.records.values() if not absence.taken_away(record))
     return ledger
 
 

@@ -102,7 +102,9 @@ OTHERS = {
         not_in_campaign="after `rollback` the service would find the fault again; a clear that hangs is `stall`",
     ),
     "heal": Move("a fault ends", not_in_campaign="each move ends the fault that it has begun"),
-    "disk": Move("rows cannot be written, or the driver or the witness does not answer", not_in_campaign=ONE_MACHINE),
+    "disk": Move(
+        "rows cannot be written, or the driver or the use counter does not answer", not_in_campaign=ONE_MACHINE
+    ),
     "reboot": Move("the node reboots, reloads its driver or sets its clock", not_in_campaign=ONE_MACHINE),
     "power_cut": Move("the service ends in the middle of its writes", not_in_campaign=ONE_MACHINE, not_in_cuts=""),
 }

@@ -356,13 +356,17 @@ def test_no_gpu_is_handed_out_while_its_watch_fails(service):
         acquire(service, shown.device)
     assert refused.value.reason is Reason.SHORTAGE
     shown = device(service)
-    assert shown.witness.startswith("not known: the scrub service cannot watch its memory")
-    assert shown.witness_kind == "unknown"
+    assert shown.use_counter.startswith("not known: the scrub service cannot watch its memory")
+    assert shown.use_counter_kind == "unknown"
     raised = "echo 128 > /proc/sys/user/max_inotify_instances"
     inside = ["nsenter", "--preserve-credentials", "-U", "-t", str(service.process.pid)]
     subprocess.run([*inside, "sh", "-c", raised], check=True)
     shown = service.settled(0, "clean")
-    assert (shown.witness, shown.witness_kind, shown.receipt.witness) == ("watch on files", "files", "watch on files")
+    assert (shown.use_counter, shown.use_counter_kind, shown.receipt.witness) == (
+        "watch on files",
+        "files",
+        "watch on files",
+    )
 
 
 def test_a_hangup_during_the_start_is_answered_after_it(service):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ground.errors import InvalidRequest, Reason
-from scrubber.core.presence import is_gone
+from scrubber.core.absence import is_gone
 from scrubber.core.record import Record
 
 

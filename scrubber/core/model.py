@@ -16,7 +16,7 @@ from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - th
 from scrub_api.device_messages import device_name, state_words
 from scrub_api.measurements import Measurements
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
-from scrubber.core.witness import Testimony
+from scrubber.core.use_counter import UseReading
 
 
 class State(Enum):
@@ -514,7 +514,7 @@ class Facts:
     used_by: str  # who has used it then, as the fence saw it; empty: that is not known
     users_exempt: bool  # the policy exempts all who have used it since its proof, also its holders
     use_unsure: str  # for operators: why it is not known whether one had it open then; empty: one had
-    witness: Testimony | None  # of short uses, by its last answer; None: not asked yet
+    use_reading: UseReading | None  # of short uses, by its last answer; None: not asked yet
     owner_left: bool  # the control group to which the fence was opened for the owner was removed
     successor: str | None  # the GPU that is now at the PCI address of this device
     withheld: bool  # a request for the device was refused: the kubelet believes that the device is free

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import DeviceInfo, DeviceNumber, Holder, Vitals
-from scrubber.core.witness import Testimony
+from scrubber.core.use_counter import UseReading
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Counts = tuple[int, int, int]  # of a device's memory: total, reserved and used bytes
@@ -130,7 +130,7 @@ class Uses(Protocol):
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders, also workers. The list may be incomplete."""
 
-    def witness(self, uuid: str) -> Testimony:
+    def read_uses(self, uuid: str) -> UseReading:
         """How often other processes have used the device, up to now, and whether nothing was missed.
 
         A use counts at the latest when its process has left. The service's workers do not count, except those that were

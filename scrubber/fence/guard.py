@@ -3,9 +3,10 @@
 A question that was refused is no use, nor is one that is excused. All others count. So does whoever could open a device
 uncounted, may no longer, and still runs: it may have the device open.
 
-Two locks. While the questions are read and their processes are looked up, nobody waits but a witness, and not for long.
-The rules and the counts have a lock of their own, under which nothing is looked up for a question. Who asked a question
-that was refused is looked up afterwards: no witness waits for that, whatever the number of such questions.
+Two locks. While the questions are read and their processes are looked up, only a reader of the use counter waits, and
+not for long. The rules and the counts have a lock of their own, under which nothing is looked up for a question. Who
+asked a question that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
+number of such questions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import DeviceNumber
-from scrubber.core.witness import Counted, Missed, Testimony, Witness
+from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
 from scrubber.fence.excuses import Excuses, Sources, Terms
 from scrubber.fence.kernel import program
 from scrubber.fence.kernel.fence import Counts, Fence
@@ -35,7 +36,7 @@ from scrubber.node.new_groups import NewGroups
 logger = log.get("fence")
 
 _TRIES = 8  # readings of the count, while questions come
-_PATIENCE = 0.5  # seconds in which the questions are to be read before a witness answers
+_PATIENCE = 0.5  # seconds in which the questions are to be read before the use counter is read
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 _GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
 _POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
@@ -89,7 +90,9 @@ class Guard:
         self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
         self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
         self._rules: dict[str, _Rule] = {}
-        self._missed: dict[str, str] = {}  # by device: why the kernel may have missed a use, until a witness says so
+        self._missed: dict[
+            str, str
+        ] = {}  # by device: why the kernel may have missed a use, until a use counter says so
         self._lease_ends = 0.0  # the uptime until which others are refused
         self.stands_since = _uptime()  # since when it stands, and nobody has found a gap
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -150,7 +153,7 @@ class Guard:
             try:
                 if not self._ending.is_set() and not self._fence.is_attached():
                     self._stand_again()
-            except OSError as error:  # the next witness has missed something then
+            except OSError as error:  # the next use counter has missed something then
                 logger.warning("cannot ask whether the fence stands", error=str(error))
             self._renew_lease()
 
@@ -336,24 +339,24 @@ class Guard:
         """Whether everybody may open the device now, whatever the policy says."""
         return bool(self._numbers.get(uuid)) and self._rule(uuid).to_all
 
-    def witness(self, uuid: str) -> Testimony | None:
+    def read_uses(self, uuid: str) -> UseReading | None:
         """How often others have used the device; None if it is not guarded."""
         until, said = time.monotonic() + _PATIENCE, None
         for _ in range(_TRIES):
             with self._turn:
                 if self._says_as_before(uuid):
-                    return self._testify(uuid)
+                    return self._read_counter(uuid)
             if not self._take_questions(until):
                 return said if said is not None else Missed(_TOO_MANY)
             with self._turn:
-                said = self._testify(uuid)
+                said = self._read_counter(uuid)
                 if not self._fence_has_questions():
                     break  # otherwise somebody has asked meanwhile, and may be a bystander
         return said
 
-    def still_says(self, uuid: str, said: Testimony | None) -> bool:
+    def still_says(self, uuid: str, said: UseReading | None) -> bool:
         """Whether an answer of the kernel would be the same now. False where it cannot be known at once."""
-        if not isinstance(said, Counted) or said.by is not Witness.FENCE or not self._turn.acquire(blocking=False):
+        if not isinstance(said, Counted) or said.by is not UseCounter.FENCE or not self._turn.acquire(blocking=False):
             return False
         try:
             return said.uses == self._uses.get(uuid) and self._says_as_before(uuid)
@@ -371,7 +374,7 @@ class Guard:
     def _fence_has_questions(self) -> bool:
         return not self._ending.is_set() and bool(self._numbers) and self._fence.questions.waiting()
 
-    def _testify(self, uuid: str) -> Testimony | None:
+    def _read_counter(self, uuid: str) -> UseReading | None:
         if not self._numbers.get(uuid) or self._ending.is_set():
             return None
         if self._rule(uuid).failed:
@@ -390,7 +393,7 @@ class Guard:
         self._said_at[uuid] = _uptime()
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
-        return Counted(Witness.FENCE, said, self._missed.pop(uuid, ""))
+        return Counted(UseCounter.FENCE, said, self._missed.pop(uuid, ""))
 
     def _changed_by_others(self, uuid: str) -> str:
         """What counts as a use once the rule is written again; empty if the kernel has the rule of this guard."""

@@ -124,7 +124,7 @@ class ScrubJob:
         self._observer = context.observer
         self._changed = Changed()
         self._clear_began = math.inf  # the uptime at which the clear of the present path began
-        self._witness = (
+        self._use_counter = (
             ""  # of short uses, when that clear began: if it is lost before the end, the path proves nothing
         )
         self._results: list[StepResult] = []  # of the steps since the last row
@@ -321,7 +321,7 @@ class ScrubJob:
             order = replace(order, unused=facts.holders == ())
         if step is Step.CLEAR:  # it overwrites what was written before this moment
             self._clear_began = self._context.now().uptime
-            self._witness = facts.witness.words if facts.witness is not None else ""
+            self._use_counter = facts.use_reading.words if facts.use_reading is not None else ""
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
@@ -517,7 +517,7 @@ class ScrubJob:
         now = self._context.now()
         if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
-            receipt = verdict.write_receipt(record, job, replace(judged, witness=self._witness), name, now)
+            receipt = verdict.write_receipt(record, job, replace(judged, witness=self._use_counter), name, now)
             if not self._policy.serial_in_receipts:
                 record = replace(record, device=replace(record.device, serial=None))
             signer, reading = self._context.signer, self._observer.fence_reading(self.device)

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from ground.metric_table import Instruments
 from policies import xids
+from scrubber.core import absence
 from scrubber.core import events as ev
-from scrubber.core import presence
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.measured import Cleared
@@ -169,7 +169,7 @@ class ServiceCounters:
         """Count the new XIDs of a device."""
         uuid = record.device.uuid
         last = self._newest_xid.get(uuid, record.health.baseline.last_xid)
-        gone = vitals.lost and presence.taken_away(record)  # the XIDs then belong to the device in its place
+        gone = vitals.lost and absence.taken_away(record)  # the XIDs then belong to the device in its place
         for xid in vitals.xids:
             if xid.number > last and not gone:
                 code = str(xid.code) if xids.ROWS.get(xid.code) is not None else OTHER

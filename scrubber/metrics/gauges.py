@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from ground.metric_table import Sample, families
 from scrub_api.views import ServiceStatus
-from scrubber.core import offering, presence
+from scrubber.core import absence, offering
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
@@ -118,11 +118,11 @@ class ServiceCollector(Collector):
             for row, more, value in self._of(record, now):
                 yield row, (record.device.name, uuid, *more), value
             yield service_metrics.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
-            if not presence.taken_away(record):
+            if not absence.taken_away(record):
                 facts = self._context.offer_facts(record)
                 groups[offering.availability(record, facts, offered=healthy[uuid])] += 1
                 mode = self._context.device_policy(uuid).policy.fence_mode
-                lacks = "" if presence.is_gone(record) else report.fence_lacks(mode, guard, uuid, no_guard)
+                lacks = "" if absence.is_gone(record) else report.fence_lacks(mode, guard, uuid, no_guard)
                 fences[mode.value, report.fence(mode, guard, uuid) or "none", lacks] += 1
         for group, number in groups.items():
             yield service_metrics.DEVICES, (group.value,), float(number)

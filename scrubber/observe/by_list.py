@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from scrubber.core import presence
+from scrubber.core import absence
 from scrubber.core.model import Holder, Incarnation, Sighting, State
 from scrubber.core.observation import Known, Listed, Look, Purpose, enough
 from scrubber.core.record import Record
@@ -67,7 +67,7 @@ class ByList:
             return None
         reported, held = self._driver.backend.quick_observation(uuid)
         vitals = self._health.in_layout(reported, record.device.parent)
-        if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
+        if vitals.lost and absence.taken_away(record):  # it has no holder, and no pod waits for it
             return Sighting(read_incarnation(), None, vitals=vitals)
         seen = self._sighting(record, self._ask(uuid, read_incarnation, lambda _uuid: held), Purpose.ROUND)
         return seen and replace(seen, vitals=vitals)
@@ -98,7 +98,7 @@ class ByList:
             listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.
-        fence = self._observed_since.fence_tells(uuid, self._driver.witness(uuid))
+        fence = self._observed_since.fence_tells(uuid, self._driver.read_uses(uuid))
         if listed is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
         known = Known(record, _answer(said, listed), fence, alive, self._observed_since.searched_ago(uuid))

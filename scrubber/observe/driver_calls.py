@@ -1,4 +1,4 @@
-"""Asks the backend for inventory, incarnation, witness and lists of holders; says why a silent driver is no fault.
+"""Asks the backend for inventory, incarnation, use counter and lists of holders; says why a silent driver is no fault.
 
 Callers can share an observation.
 """
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation
-from scrubber.core.witness import Testimony
+from scrubber.core.use_counter import UseReading
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.blocking_calls import Caller
 from scrubber.fence.guard import Guard
@@ -84,25 +84,25 @@ class DriverCalls:
         except DeviceError:  # it is of an earlier driver instance
             return frozenset()
 
-    def witness(self, uuid: str) -> Testimony:
-        """The fence, where it guards the device; else ``Backend.witness``."""
-        said = self.guard.witness(uuid) if self.guard is not None else None
-        return said if said is not None else self.backend.witness(uuid)
+    def read_uses(self, uuid: str) -> UseReading:
+        """The fence, where it guards the device; else ``Backend.read_uses``."""
+        said = self.guard.read_uses(uuid) if self.guard is not None else None
+        return said if said is not None else self.backend.read_uses(uuid)
 
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
 
-    def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], Testimony] | None:
-        """The driver instance, the holders that it lists, and what the witness of short uses says after that.
+    def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], UseReading] | None:
+        """The driver instance, the holders that it lists, and what the use counter says after that.
 
         None during an orphaned reset. ``idle``: also None unless the driver says that the device has no holder.
         """
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
             return None
-        # The witness comes last: it counts a use that began and ended meanwhile.
-        return incarnation, self.backend.listed_holders(uuid), self.witness(uuid)
+        # The use counter comes last: it counts a use that began and ended meanwhile.
+        return incarnation, self.backend.listed_holders(uuid), self.read_uses(uuid)
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

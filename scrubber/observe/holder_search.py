@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ground import log
 from scrubber.core.model import Holder, Incarnation
-from scrubber.core.witness import Testimony
+from scrubber.core.use_counter import UseReading
 from scrubber.devices.base import UNSHOWN, DeviceError, ShortageError
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import Processes
@@ -36,7 +36,7 @@ class SearchResult:
     open: frozenset[str] = frozenset()  # the devices of which the driver listed a holder
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     settled: bool = True  # whether its last listing of the processes showed no new one
-    testimonies: Mapping[str, Testimony] = field(default_factory=dict)  # of the witnesses of short uses that answered
+    readings: Mapping[str, UseReading] = field(default_factory=dict)  # of the use counters that answered
 
 
 class HolderSearch:
@@ -84,8 +84,8 @@ class HolderSearch:
         search = replace(search, holders=holders, missing=why | dict(search.missing), open=opened, left=left)
         return incarnation, await self._with_testimonies(search, uuids)
 
-    async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, Testimony] | None:
-        """The driver instance and the witness, if the driver lists no holder. None if it does, or does not answer.
+    async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, UseReading] | None:
+        """The driver instance and the use counter, if the driver lists no holder. None if it does, or does not answer.
 
         ``idle``: no worker of ours uses the device, so the driver must say that it has no holder, by its memory, too.
         Raises DeviceError when the driver cannot be asked.
@@ -98,15 +98,15 @@ class HolderSearch:
         return None if pids - ours - self._workers else (incarnation, said)
 
     async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
-        """The result with what the witnesses say. They come last: they count a use that fell into the search.
+        """The result with what the use counters say. They come last: they count a use that fell into the search.
 
-        If the driver does not answer for a witness, the holders are not known either.
+        If the driver does not answer for a use counter, the holders are not known either.
         """
         searched = [uuid for uuid in uuids if search.holders[uuid] is not None]
-        answers = dict(zip(searched, await asyncio.gather(*map(self._ask_witness, searched)), strict=True))
+        answers = dict(zip(searched, await asyncio.gather(*map(self._ask_counter, searched)), strict=True))
         said = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
-        return replace(search, holders={**search.holders, **unknown}, testimonies=said)
+        return replace(search, holders={**search.holders, **unknown}, readings=said)
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         listed = {uuid: self._listed[uuid] for uuid in asked}
@@ -146,10 +146,10 @@ class HolderSearch:
             raise DeviceError(UNSHOWN)
         return self.named(uuid, files.shown_by)
 
-    async def _ask_witness(self, uuid: str) -> Testimony | None:
-        """What its witness says; None if the device is in a reset of which the service does not know."""
+    async def _ask_counter(self, uuid: str) -> UseReading | None:
+        """What its use counter says; None if the device is in a reset of which the service does not know."""
         # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
-        return await self._ask_driver(f"witness {uuid}", self._driver.witness, uuid, None)
+        return await self._ask_driver(f"use counter {uuid}", self._driver.read_uses, uuid, None)
 
     async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: R) -> T | R | None:
         """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
@@ -202,7 +202,7 @@ class HolderSearch:
     def _files(self, uuid: str) -> tuple[str, ...]:
         """The files of a device; none if it is gone. Then only the holders of this device are unknown.
 
-        A reset of which the service does not know was ruled out by the list before, and is by the witness afterwards.
+        A reset of which the service does not know was ruled out by the list before, and is by the counter afterwards.
         """
         try:
             return self._driver.backend.files(uuid)

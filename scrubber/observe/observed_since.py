@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
 from scrubber.core.model import Facts, Holder, Moment, Sighting
 from scrubber.core.observation import NOT_ASKED, FenceTells
-from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
+from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.node import clock
 
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
@@ -27,7 +27,7 @@ UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which t
 class Before:
     """What was known of a device when a search began."""
 
-    said: Testimony | None
+    said: UseReading | None
     changes: int  # how often somebody else was let in, or nobody any more, or the device was doubted
     bystanders: object  # who does not count, as the policy says: it may change
 
@@ -70,8 +70,8 @@ class ObservedSince:
         self._last: dict[str, tuple[float, bool]] = {}  # when, and whether the fence counted by then
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
-        self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
-        self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
+        self._readings: dict[str, UseReading] = {}  # the last answer of the use counter
+        self._turn = threading.Lock()  # of what a use counter has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
         self._open_to: dict[str, MayOpen] = {}  # to whom the fence is open, by the last row
         self._changes = Counter[str]()  # by device: as ``Before`` counts them
@@ -88,25 +88,25 @@ class ObservedSince:
         self.used(device, now)
         self._since[device] = now, why
 
-    def testified(self, device: str, said: Testimony) -> None:
-        """The witness of short uses has answered. Called by any thread.
+    def read(self, device: str, said: UseReading) -> None:
+        """The use counter has answered. Called by any thread.
 
         Answers may come in another order than they were given in: a smaller count is an older one.
         """
         with self._turn:
-            before = self._testimonies.get(device)
-            self._testimonies[device], use = compared(before, said)
+            before = self._readings.get(device)
+            self._readings[device], use = compared(before, said)
             if use is not None:
                 self._used(device, self.now().uptime, use.unsure)
 
-    def testimony(self, device: str) -> Testimony | None:
-        """The last answer of the witness of short uses; None before the first one."""
-        return self._testimonies.get(device)
+    def last_reading(self, device: str) -> UseReading | None:
+        """The last answer of the use counter; None before the first one."""
+        return self._readings.get(device)
 
     def uses_since(self, device: str, uptime: float) -> Counted | None:
-        """What the witness counted last, if it has counted on and others have not used the device; else None."""
+        """What the use counter counted last, if it has counted on and others have not used the device; else None."""
         with self._turn:
-            said, (used_at, _) = self._testimonies.get(device), self._used_at.get(device, (-math.inf, ""))
+            said, (used_at, _) = self._readings.get(device), self._used_at.get(device, (-math.inf, ""))
             since, _ = self._since.get(device, (self._began, ""))
             return said if isinstance(said, Counted) and max(used_at, since) <= uptime else None
 
@@ -123,23 +123,23 @@ class ObservedSince:
         self,
         device: str,
         seen: Sighting,
-        said: Testimony | None = None,
+        said: UseReading | None = None,
         *,
         domain_resetting: bool,
         at: Moment | None = None,
     ) -> Facts:
         """The facts: what was seen, and since when. An observation that could not tell the holders does not count.
 
-        ``said``: what the witness has answered in this observation, if that was not told before. ``at``: its moment.
+        ``said``: what the counter has answered in this observation, if that was not told before. ``at``: its moment.
 
         Between two answers of the fence there is no gap: the kernel has counted meanwhile.
 
-        While the witness of short uses cannot answer, nothing can be proven of the device, so its holders count as
+        While the use counter cannot answer, nothing can be proven of the device, so its holders count as
         unknown, too.
         """
         if said is not None:
-            self.testified(device, said)
-        said, now = self._testimonies.get(device), at or self.now()
+            self.read(device, said)
+        said, now = self._readings.get(device), at or self.now()
         if isinstance(said, Missed):
             seen = replace(seen, holders=None, shortage=seen.shortage or said.why)
         if seen.holders is not None:
@@ -167,7 +167,7 @@ class ObservedSince:
             used_by="",
             users_exempt=False,
             use_unsure=unsure,
-            witness=said,
+            use_reading=said,
             owner_left=False,
             successor=None,
             withheld=False,
@@ -201,7 +201,7 @@ class ObservedSince:
     def before_search(self, devices: Iterable[str]) -> dict[str, Before]:
         """What is known of these devices when a search for their holders begins."""
         return {
-            device: Before(self._testimonies.get(device), self._changes[device], self._bystanders(device))
+            device: Before(self._readings.get(device), self._changes[device], self._bystanders(device))
             for device in devices
         }
 
@@ -209,16 +209,16 @@ class ObservedSince:
         self,
         before: Mapping[str, Before],
         holders: Mapping[str, tuple[Holder, ...] | None],
-        answers: Mapping[str, Testimony],
+        answers: Mapping[str, UseReading],
         *,
         settled: bool = True,
     ) -> None:
-        """The search has found these holders, and then the witnesses have answered.
+        """The search has found these holders, and then the use counters have answered.
 
         One that is not ``settled`` proves nothing that was not proven before.
         """
         for device, said in answers.items():
-            self.testified(device, said)
+            self.read(device, said)
         at = self.now().uptime
         for device, begun in before.items():
             open_to, uses, found = self._open_to.get(device), _counted(begun.said), holders[device]
@@ -229,29 +229,29 @@ class ObservedSince:
             self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)
 
     def resume(self, device: str, since: float, said: Counted) -> None:
-        """An earlier run proved the device clean at ``since``, and its witness, which has counted on, said this then.
+        """An earlier run proved the device clean at ``since``, and its counter, which has counted on, said this then.
 
         That run observed the device until then.
         """
         with self._turn:
             self._since[device] = since, ""
-            self._testimonies[device] = said
+            self._readings[device] = said
         self._searches[device] = LastSearch(uses=said.uses, alone=True, bystanders=self._bystanders(device))
 
     def searched_ago(self, device: str) -> float:
         """Seconds since the end of the last search."""
         return self.now().uptime - self._last_search(device).at
 
-    def fence_tells(self, device: str, said: Testimony | None = None) -> FenceTells:
+    def fence_tells(self, device: str, said: UseReading | None = None) -> FenceTells:
         """What the fence has counted since the last search, and whom it lets in. ``said``: its newest answer."""
         if said is not None:
-            self.testified(device, said)
-        said, open_to = self._testimonies.get(device), self._open_to.get(device, NOT_ASKED.open_to)
+            self.read(device, said)
+        said, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
         uses = _counted(said)
         opened = uses is not None and self._last_search(device).uses != uses
         return FenceTells(self._is_alone(device, said), opened, open_to)
 
-    def _is_alone(self, device: str, said: Testimony | None) -> bool:
+    def _is_alone(self, device: str, said: UseReading | None) -> bool:
         uses, last = _counted(said), self._last_search(device)
         same = last.alone and last.bystanders == self._bystanders(device)
         return same and uses is not None and last.uses == uses
@@ -260,15 +260,15 @@ class ObservedSince:
         return self._searches.get(device, LastSearch())
 
 
-def _counted(said: Testimony | None) -> int | None:
-    """How many uses the fence has counted; None if another witness answers, or none does."""
-    return said.uses if isinstance(said, Counted) and said.by is Witness.FENCE else None
+def _counted(said: UseReading | None) -> int | None:
+    """How many uses the fence has counted; None if another use counter answers, or none does."""
+    return said.uses if isinstance(said, Counted) and said.by is UseCounter.FENCE else None
 
 
-def compared(before: Testimony | None, said: Testimony) -> tuple[Testimony, Use | None]:
-    """The later one of two answers of a witness, and what they say of the time between.
+def compared(before: UseReading | None, said: UseReading) -> tuple[UseReading, Use | None]:
+    """The later one of two answers of a use counter, and what they say of the time between.
 
-    Of two counts of one witness, the smaller one was given before: answers may come in another order.
+    Of two counts of one use counter, the smaller one was given before: answers may come in another order.
     """
     match before:
         case Counted(by, uses) if isinstance(said, Counted) and said.by == by and said.uses < uses:
@@ -276,17 +276,17 @@ def compared(before: Testimony | None, said: Testimony) -> tuple[Testimony, Use 
     return said, _use_between(before, said)
 
 
-def _use_between(before: Testimony | None, now: Testimony) -> Use | None:
+def _use_between(before: UseReading | None, now: UseReading) -> Use | None:
     """What two answers in a row say of the time between. ``before``: None if ``now`` is the first answer."""
     if isinstance(now, Missed):
         return Use(now.why)
     if isinstance(before, Missed):
         return Use(before.why)
-    if isinstance(before, NoWitness) and isinstance(now, Counted):
+    if isinstance(before, NoUseCounter) and isinstance(now, Counted):
         return Use(f"nobody had counted short uses before: {before.why}")
     if not isinstance(before, Counted):
         return None
-    if isinstance(now, NoWitness):  # it had one until now
+    if isinstance(now, NoUseCounter):  # it had one until now
         return Use(now.why)
     if now.by != before.by:
         return Use(f"{before.words} no longer counts, and {now.words} had not counted before")

@@ -1,4 +1,4 @@
-"""Observes devices and returns facts: holders, siblings, owners, pods, witness.
+"""Observes devices and returns facts: holders, siblings, owners, pods, use counter.
 
 Decides nothing: ``core.observation`` says which look is enough for the purpose of a caller.
 """
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.core import fencing, presence
+from scrubber.core import absence, fencing
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Testimony, Witness
+from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.fence.askers import Asker
 from scrubber.node import assignments, clock
@@ -83,7 +83,7 @@ class Observer:
             return None
         _, seen, facts = last
         now = self._observed_since.now()
-        ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.witness) else math.inf
+        ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.use_reading) else math.inf
         look = enough(purpose, Known(record, Listed.NOTHING, NOT_ASKED, owner_alive=None, free_ago=ago))
         return self._facts(record, seen, at=now) if look is Look.LAST else None
 
@@ -152,8 +152,8 @@ class Observer:
 
     async def _none_listed(
         self, record: Record, starting_pod: str | None = None
-    ) -> tuple[Sighting, Testimony] | None:  # fmt: skip
-        """What is seen, and what the witness says, if the driver lists no holder; else None.
+    ) -> tuple[Sighting, UseReading] | None:  # fmt: skip
+        """What is seen, and what the use counter says, if the driver lists no holder; else None.
 
         During a scrub, memory in use says nothing: a worker of the service uses it.
         """
@@ -194,7 +194,7 @@ class Observer:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
             return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
-        self._observed_since.searched(before, search.holders, search.testimonies, settled=search.settled)
+        self._observed_since.searched(before, search.holders, search.readings, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -234,7 +234,7 @@ class Observer:
         return facts
 
     def _facts(
-        self, record: Record, seen: Sighting, said: Testimony | None = None, *, at: Moment | None = None
+        self, record: Record, seen: Sighting, said: UseReading | None = None, *, at: Moment | None = None
     ) -> Facts:  # fmt: skip
         """The facts, also with what the fence says of the owner and of the last user."""
         uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
@@ -259,7 +259,7 @@ class Observer:
         open_to = fencing.open_to(record)
         guard.changed(record.device.uuid, open_to)
         self._observed_since.changed(record.device.uuid, open_to)
-        if record.state is State.CLEAN and receipt is not None and receipt.witness == Witness.FENCE.value:
+        if record.state is State.CLEAN and receipt is not None and receipt.witness == UseCounter.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
             if said is not None and self._observed_since.fence_tells(record.device.uuid).alone:
@@ -279,7 +279,7 @@ class Observer:
                 continue
             uses = guard.uses_at_proof(uuid, receipt.id)
             if uses is not None:
-                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(Witness.FENCE, uses))
+                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(UseCounter.FENCE, uses))
 
     def disown(self, worker: int, *, has_ended: bool) -> None:
         """A worker of the service does no more. One that has not ended is a holder from now on, perhaps of all devices.
@@ -295,9 +295,9 @@ class Observer:
         for uuid in uuids:
             self._observed_since.doubt(uuid)
 
-    def witness(self, uuid: str) -> Testimony | None:
-        """What the witness of the device's short uses said last; None if it was not asked yet."""
-        return self._observed_since.testimony(uuid)
+    def last_uses(self, uuid: str) -> UseReading | None:
+        """What the use counter of the device said last; None if it was not asked yet."""
+        return self._observed_since.last_reading(uuid)
 
     async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
         """A live process of the container that owns the device, whether or not it has the device open; for operators.
@@ -339,4 +339,4 @@ def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
     """
     if any(holders[it.device.uuid] or it.state in BUSY_STATES for it in siblings):
         return True
-    return None if any(holders[it.device.uuid] is None and not presence.is_gone(it) for it in siblings) else False
+    return None if any(holders[it.device.uuid] is None and not absence.is_gone(it) for it in siblings) else False

@@ -25,7 +25,7 @@ logger = log.get("receipts")
 
 
 class Notary:
-    """The witness of the ledger. Its errors are logged: without a signature, a clean GPU is still clean."""
+    """Signs the ledger. Its errors are logged: without a signature, a clean GPU is still clean."""
 
     def __init__(
         self, key: FileKey, origin: str, program: Program, files: TenantFiles, state: SigningState, newest_in: Path

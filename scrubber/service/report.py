@@ -83,13 +83,13 @@ class StatusReporter:
         offer = self._with_signs(record, offered)
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
         holders = tuple(map(_holder_view, self._context.seen.holders.get(uuid, ())))
-        said, guard = self._context.observer.witness(uuid), self._context.observer.driver.guard
+        said, guard = self._context.observer.last_uses(uuid), self._context.observer.driver.guard
         return replace(
             status,
             setback=self._context.seen.blocked.get(uuid) or status.setback,
             holders=holders,
-            witness=said.words if said is not None else "",
-            witness_kind=said.kind if said is not None else "",
+            use_counter=said.words if said is not None else "",
+            use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )

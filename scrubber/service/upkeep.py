@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, next_action, ownership, presence, proof, stuck
+from scrubber.core import absence, answers, next_action, ownership, proof, stuck
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, State, Stuck, Trigger, Vitals
 from scrubber.core.record import Record
@@ -188,7 +188,7 @@ class Upkeep:
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
         """The facts, and what other devices add: whether the device is withheld, and which device took its place."""
         context = self._context
-        successor, withheld = presence.successor(record, context.ledger.records.values()), context.is_withheld(record)
+        successor, withheld = absence.successor(record, context.ledger.records.values()), context.is_withheld(record)
         if not (withheld or successor):
             return facts  # the usual case, for every device in every round: copy nothing
         return replace(facts, withheld=withheld, successor=successor)

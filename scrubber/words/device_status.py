@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ground import process_names
 from policies.policy_model import Policy
 from scrub_api import views
-from scrubber.core import ailments, answers, device_names, ownership, presence, proof, verdict
+from scrubber.core import absence, ailments, answers, device_names, ownership, proof, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     AilmentKind,
@@ -175,7 +175,7 @@ def _called(uid: str, assigned: Mapping[str, Collection[str]], names: Mapping[st
 
 def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     """Whether lists leave the device out: it was taken away on purpose a while ago and has not returned."""
-    if record.health.quarantine is None or not presence.taken_away(record) or (vitals is not None and not vitals.lost):
+    if record.health.quarantine is None or not absence.taken_away(record) or (vitals is not None and not vitals.lost):
         return False
     return not 0 <= now.wall - record.health.quarantine.since.wall < SHOWN
 

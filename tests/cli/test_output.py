@@ -110,7 +110,7 @@ def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
 FULL = replace(
     CLEAN, state="in_use", healthy=False, why="sick: hot", numa_node=1, pci_address="0000:3b:00.0", mig=True,
     receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
-    witness="fence in the kernel", witness_kind="fence",
+    use_counter="fence in the kernel", use_counter_kind="fence",
 )  # fmt: skip
 
 
@@ -343,7 +343,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
         "shared memory and registers overwritten on 132/132 units, 132KiB of them out of reach",
         "not overwritten on the chip: caches, tensor memory",
         "tested: address, arithmetic",
-        "witness of short uses: none: no fence guards it",
+        "short uses counted by: none: no fence guards it",
     ]
 
 

@@ -248,7 +248,7 @@ def facts(  # noqa: PLR0913 - what may be seen
         used_by="",
         users_exempt=False,
         use_unsure="",
-        witness=None,
+        use_reading=None,
         owner_left=False,
         successor=None,
         withheld=False,

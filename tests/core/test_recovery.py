@@ -6,7 +6,7 @@ import pytest
 
 from policies.policy_model import Paths
 from policies.xids import RequiredAction, required_action
-from scrubber.core import ailments, next_action, presence, proof
+from scrubber.core import absence, ailments, next_action, proof
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
@@ -101,7 +101,7 @@ SUCCESSORS = rows(
 
 @pytest.mark.parametrize(("record", "others", "wanted"), SUCCESSORS)
 def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wanted):
-    assert presence.successor(record, [record, *others]) == wanted
+    assert absence.successor(record, [record, *others]) == wanted
 
 
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():

@@ -11,7 +11,7 @@ from autoclave.doctor.findings import update_checks
 from ground import boot
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Quarantine, ScrubPath, State
 from scrubber.core.record import Record
-from scrubber.core.witness import Witness
+from scrubber.core.use_counter import UseCounter
 from scrubber.ledger import reading
 from tests import older_states
 
@@ -52,7 +52,7 @@ def used_by(record, owner):
     ("change", "says"),
     [
         (
-            lambda it: with_receipt(it, replace(it.scrubs.receipt, witness=Witness.FENCE.value)),
+            lambda it: with_receipt(it, replace(it.scrubs.receipt, witness=UseCounter.FENCE.value)),
             "unless the fence stays",
         ),
         (lambda it: with_receipt(it, None), "because the policy demands another proof"),

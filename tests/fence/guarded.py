@@ -3,7 +3,7 @@
 Each move acts on both. The promises, held against the truth after each:
 
 * while the guard says that it keeps others out, nobody else opens a device; whoever may open it is never refused;
-* each use by others is told: a witness counts at least those since it answered last, or has ``Missed`` something;
+* each use by others is told: a use counter counts at least those since it answered last, or has ``Missed`` something;
 * nothing else is told as a use; and a proof that an earlier life has kept says the same after a restart;
 * what two readings tell is true, also over a restart: where nobody else was let through, nobody else has opened it;
 * nothing is raised, whatever the kernel answers.
@@ -25,7 +25,7 @@ from policies.policy_model import FenceMode
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.guarded import FenceReading, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
-from scrubber.core.witness import Counted, Missed
+from scrubber.core.use_counter import Counted, Missed
 from scrubber.fence import excuses, guard
 from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
@@ -261,7 +261,7 @@ class Guarded:
 
     def _check_proof(self, uuid: str, device: Device, proof: Proof) -> None:
         kept, since = self.guard.uses_at_proof(uuid, proof.name), device.truth.less(proof.at)
-        said = self.guard.witness(uuid)
+        said = self.guard.read_uses(uuid)
         if not isinstance(said, Counted):
             assert device.is_shaky, said
             return
@@ -512,13 +512,13 @@ class Guarded:
 
     # -- what the guard tells
 
-    def witness(self, uuid: str) -> None:
-        """A witness is asked."""
+    def read_uses(self, uuid: str) -> None:
+        """A use counter is asked."""
         device = self.devices[uuid]
         waited, before, had_failed = self._waiting(), self._uses_in_between, bool(self.guard._rule(uuid).failed)
         answered_old = self._old_answers
         with self._asked():
-            said = self.guard.witness(uuid)
+            said = self.guard.read_uses(uuid)
         self._read_by(waited)
         if had_failed and isinstance(said, Counted):  # the rule was written again, for whom it is now
             self._follow(uuid)
@@ -556,7 +556,7 @@ class Guarded:
         others, refusals = device.others, device.refusals
         with self._asked(uuid):
             reading = self.guard.reading(uuid)
-        if reading.why.startswith("somebody else has changed the rule"):  # as when a witness misses something
+        if reading.why.startswith("somebody else has changed the rule"):  # as when a use counter misses something
             self._blur(device)
             device.truth.doubtful += 2
             device.is_shaky = device.noticed = True
@@ -569,8 +569,8 @@ class Guarded:
                 assert said.refused <= device.refusals - had_refusals, f"{uuid}: {said.refused} refusals were told"
         device.read, device.was_to_all = (reading, device.others, refusals), device.to_all
 
-    def witness_beside(self, actor: int, uuid: str) -> None:
-        """When a witness has read the questions, and has not counted yet, a bystander opens the device."""
+    def read_uses_beside(self, actor: int, uuid: str) -> None:
+        """When a use counter has read the questions, and has not counted yet, a bystander opens the device."""
         questions, real = self.fence.questions, self.fence.questions.new
 
         def new() -> Iterator[Question]:
@@ -583,7 +583,7 @@ class Guarded:
 
         questions.new = new  # type: ignore[method-assign] # for one reading
         try:
-            self.witness(uuid)
+            self.read_uses(uuid)
         finally:
             questions.new = real  # type: ignore[method-assign] # for one reading
 

@@ -16,7 +16,7 @@ from policies.policy_model import FenceMode, FencePolicy, Mode, Policy
 from scrubber.config import ScrubberConfig
 from scrubber.core.fencing import Container, Group, KeptOff, OpenTo
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.core.witness import Counted
+from scrubber.core.use_counter import Counted
 from scrubber.fence import building
 from scrubber.fence.guard import Guard
 from scrubber.fence.kernel import fence, program
@@ -115,7 +115,7 @@ def built(node: Node) -> Iterator[Callable[..., Guard]]:
 
 
 def uses(guard: Guard) -> int:
-    said = guard.witness("gpu")
+    said = guard.read_uses("gpu")
     assert isinstance(said, Counted)
     return said.uses
 
@@ -176,7 +176,7 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
     with subprocess.Popen(["sleep", "60"]) as child:
         assert node.opens(Process(child.pid, (node.service,)))
         while node.kernel.clock() and guard._fence.questions.waiting():
-            """The thread reads it, and nobody has asked a witness."""
+            """The thread reads it, and nobody has asked a use counter."""
         with guard._reading:
             """The thread has judged what it has read."""
         child.kill()

@@ -22,7 +22,7 @@ from scrubber.core.fencing import KeptOff, open_to
 from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Missed, Witness
+from scrubber.core.use_counter import Counted, Missed, UseCounter
 from scrubber.fence.excuses import Excuses, Sources, Terms
 from scrubber.fence.guard import Guard
 from scrubber.fence.kernel import bpf, fence
@@ -82,14 +82,14 @@ class Asking:
         self.guard.changed(record.device.uuid, open_to(record))
 
     def said(self) -> Counted:
-        said = self.guard.witness(DEVICE)
+        said = self.guard.read_uses(DEVICE)
         assert isinstance(said, Counted)
-        assert said.by is Witness.FENCE
+        assert said.by is UseCounter.FENCE
         self.until_looked_up()
         return said
 
     def until_looked_up(self) -> None:
-        """Wait until it is known who has asked in vain: no witness does."""
+        """Wait until it is known who has asked in vain: no use counter does."""
         ends = time.monotonic() + WITHIN
         while self.guard._refused or self.guard._fence.questions.waiting():
             assert time.monotonic() < ends
@@ -372,7 +372,7 @@ def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign:
     run(foreign, OPENS)
     before = asking.uses()
     asking.guard.learn({DEVICE: frozenset()})
-    assert asking.guard.witness(DEVICE) is None
+    assert asking.guard.read_uses(DEVICE) is None
     asking.guard.learn(FULL_ONLY)
     again = asking.uses()
     assert again > before
@@ -395,7 +395,7 @@ def test_a_device_with_another_number_may_have_been_used(asking: Asking, foreign
 def test_a_number_of_two_devices_guards_neither(asking: Asking) -> None:
     asking.keep(lives.CLEAN)
     asking.guard.learn({DEVICE: frozenset({FULL}), "GPU-2": frozenset({FULL})})
-    assert asking.guard.witness(DEVICE) is None
+    assert asking.guard.read_uses(DEVICE) is None
 
 
 def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +408,7 @@ def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypat
     with monkeypatch.context() as broken:
         broken.setattr(Fence, "set", full)
         asking.keep(lives.IN_USE)
-        assert isinstance(asking.guard.witness(DEVICE), Missed)
+        assert isinstance(asking.guard.read_uses(DEVICE), Missed)
         assert "does not take the rule" in asking.guard.lacks(DEVICE)
     assert asking.uses() == 1
     assert asking.guard.lacks(DEVICE) == ""
@@ -457,7 +457,7 @@ def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) 
     asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN, {})
     run(foreign, OPENS)
-    assert asking.guard.witness(DEVICE) is None
+    assert asking.guard.read_uses(DEVICE) is None
     assert "no device file" in asking.guard.lacks(DEVICE)
 
 
@@ -478,7 +478,7 @@ def test_since_when_a_fence_stands_ends_with_a_gap(
     elif gap == "lease over":
         later = time.clock_gettime(time.CLOCK_BOOTTIME) + asking.terms.lease + 1
         monkeypatch.setattr(time, "clock_gettime", lambda _clock: later)
-    asking.guard.witness(DEVICE)
+    asking.guard.read_uses(DEVICE)
     asking.guard.renew()
     assert (asking.guard.stands_since > since) is (gap != "no gap")
 
@@ -536,7 +536,7 @@ def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, for
         asking.guard.renew()
         assert run(foreign, OPENS) == said
         assert (asking.guard.kept_off(DEVICE), asking.guard.keeps_out(DEVICE)) == (kept_off, closed)
-    assert asking.guard.witness(DEVICE) is None
+    assert asking.guard.read_uses(DEVICE) is None
 
 
 def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,12 +704,12 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
     asked = 0
     with flood(foreign):
         while asked < 20_000:
-            assert asking.guard.witness(DEVICE) == Counted(Witness.FENCE, 0)
+            assert asking.guard.read_uses(DEVICE) == Counted(UseCounter.FENCE, 0)
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
     while not asking.guard.askers.asked(DEVICE).times:
-        """No witness waits for it: the thread looks up who was refused."""
+        """No use counter waits for it: the thread looks up who was refused."""
     assert asking.guard.askers.asked(DEVICE).times < 2000
 
 
@@ -729,7 +729,7 @@ def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_use_counter_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001 - a parameter
     """A question to the driver that waits for /proc looks like a driver that hangs.
 
     Whoever was refused has not used the device. Of the others nobody knows then.
@@ -747,7 +747,7 @@ def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: 
     asking.found = hangs
     run(foreign, OPENS)
     looking.wait()
-    said = asking.guard.witness(DEVICE)
+    said = asking.guard.read_uses(DEVICE)
     asking.keep(lives.GRANTED)  # nor does a row of the ledger
     goes_on.set()
     assert isinstance(said, Counted if refuses else Missed)
@@ -762,7 +762,7 @@ def test_a_rule_that_somebody_removed_is_missed(asking: Asking, group: Path, for
     another.forget([FULL])
     another.close()
     assert run(foreign, OPENS) == "opened"
-    assert isinstance(asking.guard.witness(DEVICE), Missed)
+    assert isinstance(asking.guard.read_uses(DEVICE), Missed)
     assert asking.uses() > before
     assert run(foreign, OPENS) == "refused"
 

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber
-from scrubber.core.witness import Counted, Witness
+from scrubber.core.use_counter import Counted, UseCounter
 from tests.fakes.bpf import Process
 from tests.fence.guarded import ACTORS, DEVICES, LEASE, OTHER, PODS, WHOLE, Guarded, KilledError
 
@@ -33,18 +33,18 @@ def opens(node: Guarded, dice: Random) -> None:
     )
 
 
-def witness(node: Guarded, dice: Random) -> None:
-    """A witness is asked."""
-    node.witness(dice.choice(DEVICES))
+def read_uses(node: Guarded, dice: Random) -> None:
+    """A use counter is asked."""
+    node.read_uses(dice.choice(DEVICES))
 
 
-def used_between_witnesses(node: Guarded, dice: Random) -> None:
-    """Somebody opens a device between two witnesses."""
+def used_between_readings(node: Guarded, dice: Random) -> None:
+    """Somebody opens a device between two readings of its use counter."""
     device = dice.choice(DEVICES)
-    node.witness(device)
+    node.read_uses(device)
     node.now += 0.2
     node.opens(dice.randrange(len(ACTORS)), device, ends=dice.random() < 0.4)
-    node.witness(device)
+    node.read_uses(device)
 
 
 def change(node: Guarded, device: str, owner: str) -> None:
@@ -69,13 +69,13 @@ def has_a_tenant(node: Guarded, dice: Random) -> None:
     node.now += 0.2
     node.opens(PODS.index(pod), device, ends=dice.random() < 0.5)
     change(node, device, "")
-    node.witness(device)
+    node.read_uses(device)
 
 
 def proven(node: Guarded, dice: Random, device: str = "") -> None:
     """A device is proven clean."""
     device = device or dice.choice(DEVICES)
-    node.witness(device)
+    node.read_uses(device)
     node.proven(device, f"proof at {node.now}")
 
 
@@ -128,8 +128,8 @@ def disturbed(node: Guarded, dice: Random) -> None:
 
 MOVES: dict[Move, int] = {
     opens: 6,
-    used_between_witnesses: 4,
-    witness: 2,
+    used_between_readings: 4,
+    read_uses: 2,
     lambda node, dice: node.read(dice.choice(DEVICES)): 4,
     changed: 3,
     has_a_tenant: 2,
@@ -188,26 +188,26 @@ def a_day(node: Guarded) -> None:
         lambda: node.set_policy(refuse=False, fenced=True, exempt=True),
         node.renew,
         *(lambda actor=actor: node.opens(actor, first) for actor in (foreign, bystander)),
-        *(lambda device=device: node.witness(device) for device in DEVICES),
+        *(lambda device=device: node.read_uses(device) for device in DEVICES),
         lambda: node.opens(foreign, first),
-        lambda: node.witness_beside(bystander, first),
+        lambda: node.read_uses_beside(bystander, first),
         lambda: node.proven(first, "a proof"),
         node.reads,
         lambda: node.opens(foreign, first),
-        lambda: node.witness(first),
+        lambda: node.read_uses(first),
         lambda: node.set_policy(refuse=True, fenced=True, exempt=True),
         node.renew,
         lambda: change(node, first, "pod-a"),
         lambda: begin(node, "pod-a"),
         lambda: node.opens(foreign, first),
-        lambda: node.witness(first),
+        lambda: node.read_uses(first),
         node.renew,
         lambda: node.opens(tenant, first),
         lambda: change(node, first, ""),
         node.renew,
-        lambda: node.witness(first),
+        lambda: node.read_uses(first),
         lambda: node.opens(tenant, first, again=True),
-        lambda: node.witness(first),
+        lambda: node.read_uses(first),
         lambda: node.proven(first, "the next proof"),
         lambda: change(node, second, "pod-b"),
         lambda: begin(node, "pod-b"),
@@ -216,22 +216,22 @@ def a_day(node: Guarded) -> None:
         lambda: node.learn({first: WHOLE[first]}),
         lambda: change(node, second, ""),
         lambda: node.learn(WHOLE),
-        lambda: node.witness(second),
+        lambda: node.read_uses(second),
         lambda: node.opens(PODS.index("pod-b"), second, again=True),
-        lambda: node.witness(second),
+        lambda: node.read_uses(second),
         lambda: node.learn({**WHOLE, second: OTHER}),
-        lambda: node.witness(second),
+        lambda: node.read_uses(second),
         lambda: node.proven(second, "a proof of other numbers"),
         lambda: node.restart(killed=True, elsewhere=False),
         node.detach,
         lambda: node.opens(foreign, second),
-        lambda: node.witness(second),
+        lambda: node.read_uses(second),
         lambda: change(node, first, "all"),
         lambda: node.set_policy(refuse=False, fenced=False, exempt=False),
         node.renew,
         lambda: node.set_policy(refuse=True, fenced=True, exempt=False),
         node.renew,
-        lambda: node.witness(first),
+        lambda: node.read_uses(first),
     ]
     for step in steps:
         node.now += 0.2
@@ -258,7 +258,7 @@ def test_what_happens_at_any_call_is_counted(tmp_path: Path, does: str) -> None:
             a_day(node)
             lives_through(node, node.renew)
             for device in (*DEVICES, *DEVICES):
-                lives_through(node, partial(node.witness, device))
+                lives_through(node, partial(node.read_uses, device))
         finally:
             node.close()
     assert at > 100
@@ -289,6 +289,6 @@ def test_a_fault_ends_no_reading_of_questions(tmp_path: Path) -> None:
     node.opens(7, DEVICES[0])
     while not node.guard.askers.of(DEVICES[0]):
         """It reads again."""
-    said = node.guard.witness(DEVICES[0])
-    assert (said, node.guard.askers.of(DEVICES[0])[0].ignored) == (Counted(Witness.FENCE, 1), True)
+    said = node.guard.read_uses(DEVICES[0])
+    assert (said, node.guard.askers.of(DEVICES[0])[0].ignored) == (Counted(UseCounter.FENCE, 1), True)
     node.close()

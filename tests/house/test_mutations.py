@@ -35,7 +35,7 @@ from tests.fakes.cuda.fixtures import FORM
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
+    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "absence",
     "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
     "answers", "observation", "step_results", "verdict",
 )  # fmt: skip
@@ -285,7 +285,7 @@ PLANTED = [
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
     Mutant(OBSERVED_SINCE, "if isinstance(now, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(before, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
-    Mutant(OBSERVED_SINCE, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
+    Mutant(OBSERVED_SINCE, "if isinstance(now, NoUseCounter):", "if False:", tests=IN_USES),
     Mutant(OBSERVED_SINCE, "isinstance(said, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
     Mutant(CHANGES, "tenancy.allocations if restart else", "", tests=IN_START),

@@ -16,7 +16,7 @@ from scrubber.core.fencing import open_to
 from scrubber.core.model import Facts, Holder, Moment
 from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Witness
+from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.simulated.containers import MARK
 from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
@@ -349,7 +349,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     await fenced.observer.for_step(scrubbed)
     receipt = lives.CLEAN.scrubs.receipt
     assert receipt is not None
-    receipt = replace(receipt, witness=Witness.FENCE.value, finished=clock.now())
+    receipt = replace(receipt, witness=UseCounter.FENCE.value, finished=clock.now())
     fenced.becomes(replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt)))
     assert (fenced.guard.uses_at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
 
@@ -360,7 +360,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    since.testified(device, Counted(Witness.FENCE, 3))
+    since.read(device, Counted(UseCounter.FENCE, 3))
     since.changed(device, open_to(record))
     since.searched(since.before_search([device]), {device: holders}, {})
     assert since.fence_tells(device).alone is proven
@@ -368,8 +368,8 @@ def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holde
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    said, later = Counted(Witness.FENCE, 3), Counted(Witness.FENCE, 4)
-    since.testified(device, said)
+    said, later = Counted(UseCounter.FENCE, 3), Counted(UseCounter.FENCE, 4)
+    since.read(device, said)
     since.searched(since.before_search([device]), {device: ()}, {})
     for now, settled, holders, proven in (
         (said, False, (), True),
@@ -377,7 +377,7 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
         (later, True, (), True),
         (later, False, (lives.OF_A,), False),
     ):
-        since.testified(device, now)
+        since.read(device, now)
         since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
         assert since.fence_tells(device).alone is proven
 
@@ -385,7 +385,7 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
 def test_a_doubt_during_a_search_outlives_it() -> None:
     """The search passes over a worker that is ours when it begins."""
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    since.testified(device, Counted(Witness.FENCE, 3))
+    since.read(device, Counted(UseCounter.FENCE, 3))
     before = since.before_search([device])
     since.doubt(device)
     since.searched(before, {device: ()}, {})
@@ -404,7 +404,7 @@ async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, m
 
 async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None:
     """A later run of the service believes it without a search."""
-    receipt = replace(lives.proof(lives.CLEAN), witness=Witness.FENCE.value)
+    receipt = replace(lives.proof(lives.CLEAN), witness=UseCounter.FENCE.value)
     clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
     await fenced.observer.for_change(fenced.of(clean))
     fenced.becomes(clean)

@@ -7,34 +7,34 @@ from dataclasses import MISSING, fields, replace
 import pytest
 
 from scrubber.core.model import Facts, Moment, Sighting
-from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
+from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince, Use, compared
 from tests.core.lives import HERE
 
 NO_HOLDER = Sighting(HERE, ())
-ONE, TWO, OTHER = Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 2), Counted(Witness.FILES, 1)
-NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
+ONE, TWO, OTHER = Counted(UseCounter.FENCE, 1), Counted(UseCounter.FENCE, 2), Counted(UseCounter.FILES, 1)
+NONE, LOST = NoUseCounter("switched off"), Missed("raise its limit")
 
 
 @pytest.mark.parametrize(
     ("before", "after", "is_gap"),
     [
-        (Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 1), False),
-        (Counted(Witness.FILES, 1), Counted(Witness.FILES, 1), True),
-        (NoWitness("none"), NoWitness("none"), True),
-        (NoWitness("none"), Counted(Witness.FENCE, 1), True),
-        (Counted(Witness.FENCE, 1), NoWitness("none"), True),
+        (Counted(UseCounter.FENCE, 1), Counted(UseCounter.FENCE, 1), False),
+        (Counted(UseCounter.FILES, 1), Counted(UseCounter.FILES, 1), True),
+        (NoUseCounter("none"), NoUseCounter("none"), True),
+        (NoUseCounter("none"), Counted(UseCounter.FENCE, 1), True),
+        (Counted(UseCounter.FENCE, 1), NoUseCounter("none"), True),
     ],
 )
 def test_a_time_without_observations_is_a_gap_without_a_fence(
-    before: Testimony, after: Testimony, *, is_gap: bool
+    before: UseReading, after: UseReading, *, is_gap: bool
 ) -> None:
     moments = [Moment(1.0, 1.0)]
     since = ObservedSince(0.0, lambda: moments[-1])
-    since.testified("GPU-1", before)
+    since.read("GPU-1", before)
     since.facts("GPU-1", NO_HOLDER, domain_resetting=False)
     moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
-    since.testified("GPU-1", after)
+    since.read("GPU-1", after)
     assert (since.facts("GPU-1", NO_HOLDER, domain_resetting=False).observed_since > 0) is is_gap
 
 
@@ -45,9 +45,9 @@ def test_facts_have_no_blanks() -> None:
 
 @pytest.mark.parametrize(("began", "counts"), [(0.0, True), (2.0, False)])
 def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: bool) -> None:
-    """A proof of an earlier run, whose witness did not count on."""
+    """A proof of an earlier run, whose use counter did not count on."""
     since = ObservedSince(began, lambda: Moment(3.0, 3.0))
-    since.testified("GPU-1", said := Counted(Witness.FENCE, 4))
+    since.read("GPU-1", said := Counted(UseCounter.FENCE, 4))
     assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
     since.resume("GPU-1", 1.0, said)
     assert since.uses_since("GPU-1", 1.0) == said
@@ -72,11 +72,11 @@ def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: b
         (LOST, LOST, Use("raise its limit")),
     ],
 )
-def test_only_a_witness_that_missed_nothing_excludes_a_use(
-    before: Testimony | None, now: Testimony, use: Use | None
+def test_only_a_use_counter_that_missed_nothing_excludes_a_use(
+    before: UseReading | None, now: UseReading, use: Use | None
 ) -> None:
     assert compared(before, now) == (now, use)
 
 
-def test_an_older_count_of_one_witness_is_passed_over() -> None:
+def test_an_older_count_of_one_counter_is_passed_over() -> None:
     assert compared(TWO, ONE) == (TWO, None)

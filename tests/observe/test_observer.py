@@ -20,7 +20,7 @@ from scrubber.core.model import Holder, Incarnation, Moment, Owner, State, Vital
 from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.states import apply
-from scrubber.core.witness import NoWitness, Testimony
+from scrubber.core.use_counter import NoUseCounter, UseReading
 from scrubber.devices.base import DriverClosedError
 from scrubber.devices.blocking_calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills
@@ -148,7 +148,7 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
 
 
 async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, tmp_path, monkeypatch):
-    """Its worker has died meanwhile, and the tool goes on: the witness, asked last, must not be asked then."""
+    """Its worker has died meanwhile, and the tool goes on: the use counter, asked last, must not be asked then."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
     assert (await observer.for_change(device)).holders == ()
@@ -199,7 +199,7 @@ async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
 @pytest.fixture
 def no_uses(bank, monkeypatch) -> None:
     """The backend keeps no uses that have ended: the observations alone end a proof."""
-    monkeypatch.setattr(bank.backend, "witness", lambda *_: NoWitness("of this test"))
+    monkeypatch.setattr(bank.backend, "read_uses", lambda *_: NoUseCounter("of this test"))
 
 
 async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes, tmp_path):
@@ -400,14 +400,14 @@ async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes,
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(scrubbed(record(bank, bank.first)), owner=Owner(POD, Moment(0.0, 0.0)))
-    witness = bank.backend.witness
+    read_uses = bank.backend.read_uses
 
-    def starts_meanwhile(uuid: str) -> Testimony:
+    def starts_meanwhile(uuid: str) -> UseReading:
         launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
-        said: Testimony = witness(uuid)
+        said: UseReading = read_uses(uuid)
         return said
 
-    monkeypatch.setattr(bank.backend, "witness", starts_meanwhile)
+    monkeypatch.setattr(bank.backend, "read_uses", starts_meanwhile)
     facts = await observer.for_step(owned)
     assert (facts.holders, facts.owner_alive) == ((), True)
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, NodeKind, Sign, Step, Vitals, Xid
-from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
+from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.devices.base import (
     Address,
     DeviceError,
@@ -83,7 +83,7 @@ class Gpu:
     chip: Process | None = None  # the last writer of the on-chip memory; None means zeros
     processes: dict[int, Process] = field(default_factory=dict)
     left: float = -math.inf  # uptime when a process last left it that was no worker of ours
-    uses: int = 0  # how many such processes have left it while the witness did not miss them
+    uses: int = 0  # how many such processes have left it while the use counter did not miss them
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
@@ -242,7 +242,7 @@ class Node:
             self.trace.say(NODE, f"process {process.pid}{where}, {process.kind.value}, {does}", process.gpu)
 
     def miss_uses(self, missed: bool) -> None:  # noqa: FBT001 - a switch
-        """The witness of short uses cannot answer, or can again: what it has missed counts as a use."""
+        """The use counter cannot answer, or can again: what it has missed counts as a use."""
         if self.misses_uses and not missed:
             for gpu in self.gpus.values():
                 gpu.uses += 1
@@ -325,11 +325,11 @@ class Node:
         gpu = self._answering(uuid)
         return frozenset(it.pid for it in gpu.processes.values() if not it.secret)
 
-    def witness(self, uuid: str) -> Testimony:
+    def read_uses(self, uuid: str) -> UseReading:
         """How often a process has closed the device, if the driver records that."""
         if not self.keeps_uses:
-            return NoWitness("this driver keeps no accounts")
-        return Missed("raise its limit") if self.misses_uses else Counted(Witness.FILES, self.gpus[uuid].uses)
+            return NoUseCounter("this driver keeps no accounts")
+        return Missed("raise its limit") if self.misses_uses else Counted(UseCounter.FILES, self.gpus[uuid].uses)
 
     def open_files(self, uuid: str) -> OpenFiles:  # noqa: ARG002 - the port's
         """Not counted."""

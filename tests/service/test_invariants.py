@@ -338,7 +338,7 @@ class Histories(RuleBasedStateMachine):
         self.loop.advance(pause)
 
     @move("disk", when=up, how=st.sampled_from((1, 2, "full", "driver", "witness")), pause=PAUSE)
-    def the_disk_the_driver_or_the_witness_fails(self, how, pause):
+    def the_disk_the_driver_or_the_use_counter_fails(self, how, pause):
         match how:
             case int():
                 self.world.life.disk.failures = how

@@ -276,7 +276,7 @@ class Following:
     def exempts(self, _uuid: str, pod: str, _place: str) -> bool:
         return pod.startswith("monitoring/")
 
-    def witness(self, _uuid: str) -> None:
+    def read_uses(self, _uuid: str) -> None:
         """It has counted nothing."""
 
 

@@ -13,7 +13,7 @@ from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.core.recipients import ForJob, ForPod
-from scrubber.core.witness import Witness
+from scrubber.core.use_counter import UseCounter
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.tenant_requests import TenantRequests
@@ -138,7 +138,7 @@ async def test_a_request_outlasts_a_use_in_passing(begin):
     assert len(rows(world, ev.ScrubFailed, device)) == 1
 
 
-async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
+async def test_a_use_counter_that_cannot_answer_ends_the_proof(begin):
     """It may have missed a use. Nobody gets the device meanwhile, and the sentence says what to do."""
     world = await unobserved(begin)
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
@@ -149,7 +149,7 @@ async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
     await world.upkeep.reconcile(device)
     shown = world.life.reporter.device(device)
     assert (shown.state, shown.healthy, shown.setback) == ("dirty", False, "raise its limit")
-    assert shown.witness == "not known: raise its limit"
+    assert shown.use_counter == "not known: raise its limit"
     [soiled] = rows(world, ev.Soiled, device)
     assert (soiled.why, soiled.holders) == ("it is not known whether it was used: raise its limit", ())
     world.node.misses_uses = False
@@ -158,7 +158,7 @@ async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
 
 
 @pytest.mark.parametrize(("switch", "why"), [("misses_uses", "raise its limit"), ("keeps_uses", "keeps no accounts")])
-async def test_a_witness_lost_during_a_scrub_leaves_no_receipt(begin, switch, why):
+async def test_a_use_counter_lost_during_a_scrub_leaves_no_receipt(begin, switch, why):
     """Also if it is back at once."""
     world = await unobserved(begin)
     device, now = world.uuids[0], getattr(world.node, switch)
@@ -172,13 +172,13 @@ async def test_a_witness_lost_during_a_scrub_leaves_no_receipt(begin, switch, wh
     assert why in job.why
 
 
-async def test_a_receipt_names_the_witness_of_its_scrub(begin):
-    """A scrub in which a witness comes is made again: nobody has counted from its clear on."""
+async def test_a_receipt_names_the_use_counter_of_its_scrub(begin):
+    """A scrub in which a use counter comes is made again: nobody has counted from its clear on."""
     world = await unobserved(begin)
     device = world.uuids[0]
     receipt = world.record(device).scrubs.receipt
     assert receipt is not None
-    assert receipt.witness == Witness.FILES.value
+    assert receipt.witness == UseCounter.FILES.value
     world.node.keeps_uses = False
     await world.upkeep.reconcile(device)
     job = await world.operator_requests.scrub(device, ScrubPath.FAST)
@@ -189,7 +189,7 @@ async def test_a_receipt_names_the_witness_of_its_scrub(begin):
     again = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await again.finished.wait()
     assert again.receipt is not None
-    assert again.receipt.witness == Witness.FILES.value
+    assert again.receipt.witness == UseCounter.FILES.value
 
 
 async def test_a_short_use_before_the_clear_is_overwritten(begin):

@@ -71,7 +71,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             coverage(device.receipt) if device.receipt else "",
-            device.witness_kind,
+            device.use_counter_kind,
             _model(device),
             describe(device),
         ]
@@ -202,7 +202,7 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
     if receipt.witness:
-        yield f"witness of short uses: {receipt.witness}"
+        yield f"short uses counted by: {receipt.witness}"
 
 
 def _model(device: views.DeviceStatus) -> str:

@@ -12,10 +12,10 @@ from ground.quantities import quantity
 from policies import match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
 from scrub_api.device_messages import state_words
-from scrubber.core import next_action, presence
+from scrubber.core import absence, next_action
 from scrubber.core.model import DeviceInfo, Moment, ScrubPath, State
 from scrubber.core.record import Record
-from scrubber.core.witness import Witness
+from scrubber.core.use_counter import UseCounter
 from scrubber.ledger import database
 
 # The format of the ledger from which on nobody, or no pod, opens a GPU that it was not given.
@@ -206,7 +206,7 @@ def _scrubbed(record: Record, policy: Policy, update: Update) -> str | None:
             return None
         case State.CLEAN if receipt is None or receipt.policy_digest != policy.proof_digest:
             return ANOTHER_PROOF
-        case State.CLEAN if receipt.witness == Witness.FENCE.value:
+        case State.CLEAN if receipt.witness == UseCounter.FENCE.value:
             return "unless the fence stays, and nobody opens the GPU meanwhile"
         case State.CLEAN:
             return "because the proof ends with the old service: no fence watches over the GPU meanwhile"
@@ -214,7 +214,7 @@ def _scrubbed(record: Record, policy: Policy, update: Update) -> str | None:
 
 def _tested(record: Record, policy: Policy, update: Update) -> str | None:
     """Why a test of the quarantined device follows the update; None if none does soon. A boot times it anew."""
-    if record.incarnation.boot_id != update.boot_id or presence.is_gone(record):
+    if record.incarnation.boot_id != update.boot_id or absence.is_gone(record):
         return None
     test = next_action.probation(record, policy, Moment(0.0, update.uptime + SOON))
     if test is None:

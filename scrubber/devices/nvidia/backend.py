@@ -11,7 +11,7 @@ import pynvml
 
 from ground.documents import strict_json
 from scrubber.core.model import DeviceInfo, DeviceNumber, NodeKind, Sign, Vitals
-from scrubber.core.witness import NoWitness, Testimony
+from scrubber.core.use_counter import NoUseCounter, UseReading
 from scrubber.cuda import cupy_loading
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, OpenFiles, Readings
@@ -119,9 +119,9 @@ class Nvidia:
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
-    def witness(self, uuid: str) -> Testimony:  # noqa: ARG002 - the port's
+    def read_uses(self, uuid: str) -> UseReading:  # noqa: ARG002 - the port's
         """None: only the fence counts who opens a GPU."""
-        return NoWitness("no fence guards it")
+        return NoUseCounter("no fence guards it")
 
     def open_files(self, uuid: str) -> OpenFiles:  # noqa: ARG002 - the port's
         """Not known: the kernel counts them for all GPUs together, and with much else (docs/noticed-late.md)."""

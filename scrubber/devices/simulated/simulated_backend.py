@@ -18,7 +18,7 @@ from asyncinotify import Inotify, Mask
 
 from ground import log
 from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
-from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
+from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.devices import shortage
 from scrubber.devices.base import UNSHOWN, Address, DeviceError, DeviceHandling, DeviceLostError, OpenFiles, Readings
 from scrubber.devices.simulated import containers, layout, open_check
@@ -107,10 +107,10 @@ class Simulated:
         """Those that have its memory file or that of its chip open; not complete while one of them has."""
         return self._users.listed(uuid, _driven(self._place(uuid)))
 
-    def witness(self, uuid: str) -> Testimony:
+    def read_uses(self, uuid: str) -> UseReading:
         """Exact for files: the kernel tells when a process that could write to the device has closed it."""
         if self.numbers(uuid):
-            return NoWitness("no fence counts who opens its device node")
+            return NoUseCounter("no fence counts who opens its device node")
         return self._writers.uses(self.files(uuid))
 
     def open_files(self, uuid: str) -> OpenFiles:
@@ -326,7 +326,7 @@ class Writers:
                     self._said.add(why)
                     logger.warning("cannot watch the memory of a simulated GPU: it is not handed out", error=why)
                 return Missed(why)
-            return Counted(Witness.FILES, self._uses[paths[0].parent])
+            return Counted(UseCounter.FILES, self._uses[paths[0].parent])
 
     def close(self) -> None:
         """Stop watching."""

@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import proof
 from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Witness
+from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
@@ -72,9 +72,9 @@ class Run:
         scrubbing = replace(lives.SCRUBBING, device=device, incarnation=self._incarnation)
         await self.observer.for_change(scrubbing)  # a scrub begins with one, too
         facts = await self.observer.for_change(scrubbing)
-        assert isinstance(facts.witness, Counted)
-        assert facts.witness.by is Witness.FENCE
-        receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=Witness.FENCE.value)
+        assert isinstance(facts.use_reading, Counted)
+        assert facts.use_reading.by is UseCounter.FENCE
+        receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=UseCounter.FENCE.value)
         scrubs = replace(lives.CLEAN.scrubs, receipt=receipt)
         record = replace(lives.CLEAN, device=device, incarnation=self._incarnation, scrubs=scrubs)
         self.observer.recorded(record)

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Testimony, Witness
+from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -91,7 +91,7 @@ async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkey
     processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
     observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     uses = [1]
-    monkeypatch.setattr(backend, "witness", lambda _: Counted(Witness.FENCE, sum(uses)))
+    monkeypatch.setattr(backend, "read_uses", lambda _: Counted(UseCounter.FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
     await observer.for_change(here)
     before = clock.now().uptime
@@ -101,11 +101,11 @@ async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkey
     assert seen.used_at >= before
 
 
-async def test_no_holders_are_known_without_an_answer_of_the_witness(gpu, backend, new_observer, monkeypatch) -> None:
-    def fails(*_) -> Testimony:
+async def test_no_holders_are_known_without_an_answer_of_the_counter(gpu, backend, new_observer, monkeypatch) -> None:
+    def fails(*_) -> UseReading:
         raise DeviceError("the driver does not answer")
 
-    monkeypatch.setattr(backend, "witness", fails)
+    monkeypatch.setattr(backend, "read_uses", fails)
     assert (await new_observer().for_change(record(backend, gpu.uuid))).holders is None
 
 

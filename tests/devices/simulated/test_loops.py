@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import NodeKind
-from scrubber.core.witness import NoWitness
+from scrubber.core.use_counter import NoUseCounter
 from scrubber.devices.base import OpenFiles
 from scrubber.devices.simulated import drills, layout, loops, open_check
 from scrubber.node.processes import Processes
@@ -183,5 +183,5 @@ def test_a_pod_gets_a_device_and_no_mount(bank: Bank, tmp_path: Path) -> None:
         assert numbers[uuid] == {"deviceNodes": [{"path": layout.CDI_SEEN_AS.format(index=index), **node}]}
 
 
-def test_a_node_without_the_fence_has_no_witness(bank: Bank) -> None:
-    assert isinstance(bank.backend.witness(bank.first), NoWitness)
+def test_a_node_without_the_fence_has_no_use_counter(bank: Bank) -> None:
+    assert isinstance(bank.backend.read_uses(bank.first), NoUseCounter)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from scrubber.core.model import Vitals, Xid
-from scrubber.core.witness import Missed
+from scrubber.core.use_counter import Missed
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.simulated_backend import Simulated
@@ -58,7 +58,7 @@ def test_only_the_closes_of_other_processes_are_uses(bank, other, work) -> None:
     """Nobody reads the reports of the kernel between the closes."""
     place, gpu = bank.place(bank.first), bank.gpu(bank.first)
     file = getattr(place, work)
-    before = [bank.backend.witness(it) for it in (bank.first, bank.second)]
+    before = [bank.backend.read_uses(it) for it in (bank.first, bank.second)]
     held = os.open(file, os.O_RDWR) if other in ("before", "across") else None
     if held is not None and other == "before":
         os.close(held)
@@ -67,22 +67,22 @@ def test_only_the_closes_of_other_processes_are_uses(bank, other, work) -> None:
         os.close(held)
     if other == "after":
         os.close(os.open(file, os.O_RDWR))
-    used = bank.backend.witness(bank.first)
+    used = bank.backend.read_uses(bank.first)
     assert (used.uses > before[0].uses) is (other != "")
-    assert bank.backend.witness(bank.first) == used
-    assert bank.backend.witness(bank.second) == before[1]
+    assert bank.backend.read_uses(bank.first) == used
+    assert bank.backend.read_uses(bank.second) == before[1]
 
 
 def test_what_replaces_a_memory_file_is_a_use(bank) -> None:
     """Nobody watched the new file until now."""
-    memory, before = bank.place(bank.first).memory, bank.backend.witness(bank.first)
+    memory, before = bank.place(bank.first).memory, bank.backend.read_uses(bank.first)
     memory.rename(memory.with_name("aside"))
     memory.with_name("aside").unlink()
-    missed = bank.backend.witness(bank.first)
+    missed = bank.backend.read_uses(bank.first)
     assert isinstance(missed, Missed) or missed.uses > before.uses
-    assert "No such file" in bank.backend.witness(bank.first).why
+    assert "No such file" in bank.backend.read_uses(bank.first).why
     memory.write_bytes(b"")
-    assert bank.backend.witness(bank.first).uses > before.uses + 1
+    assert bank.backend.read_uses(bank.first).uses > before.uses + 1
 
 
 @pytest.mark.parametrize("name", ["readings", "faults", "device"])

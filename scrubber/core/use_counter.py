@@ -1,8 +1,8 @@
-"""The witness of the short uses of a device: how often did others use it, up to now, and was nothing missed?
+"""The use counter of a device: how often did others use it, up to now, and was nothing missed?
 
-A short use begins and ends between two observations, so nobody but a witness notices it. Which witness a device has
-depends on its backend and on its settings. That a device has none is known, and is said. That the witness of a device
-cannot answer means that others may have used it.
+A short use begins and ends between two observations, so only a use counter notices it. Which one a device has depends
+on its backend and on its settings. A device without a use counter is known to have none, and status says so. If a use
+counter cannot answer, others may have used the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from typing import ClassVar
 
 
-class Witness(Enum):
+class UseCounter(Enum):
     """Who counts the short uses of a device, in the words of status and receipts."""
 
     FENCE = "fence in the kernel"
@@ -23,24 +23,24 @@ class Witness(Enum):
 class Counted:
     """All uses by others up to now are counted. What may have been missed before counts as a use."""
 
-    by: Witness
+    by: UseCounter
     uses: int  # only grows while the service runs
     missed: str = field(default="", compare=False)  # why something may have been missed since the last count
 
     @property
     def words(self) -> str:
-        """The witness, as status and receipts say it."""
+        """The use counter, as status and receipts say it."""
         return self.by.value
 
     @property
     def kind(self) -> str:
-        """The witness as a value, for programs."""
+        """The use counter as a value, for programs."""
         return self.by.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class NoWitness:
-    """The device has no witness, for a reason that is known: short uses of it are not noticed."""
+class NoUseCounter:
+    """The device has no use counter, for a reason that is known: short uses of it are not noticed."""
 
     why: str
     kind: ClassVar[str] = "none"
@@ -53,7 +53,7 @@ class NoWitness:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The device has a witness that cannot answer now: whether others have used the device is not known."""
+    """The device has a use counter that cannot answer now: whether others have used the device is not known."""
 
     why: str  # and what to do
     kind: ClassVar[str] = "unknown"
@@ -64,4 +64,4 @@ class Missed:
         return f"not known: {self.why}"
 
 
-Testimony = Counted | NoWitness | Missed
+UseReading = Counted | NoUseCounter | Missed
