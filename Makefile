@@ -54,7 +54,7 @@ check: $(READY) ## the tests of most changes, in a minute and a half: linters, c
 	  tests/core/test_acquire.py tests/core/test_start.py tests/core/test_verdict.py tests/observe tests/fence tests/service \
 	  tests/ledger $(ARGS)
 
-test: $(READY) $(KERNELS) ## the gate: linters, and every test that shows a promise
+test: $(READY) $(KERNELS) ## all checks: linters, and every test that shows a promise
 	@$(PYTEST) $(ARGS)
 
 pythons: ## list the supported Pythons that start here; a new .venv has the first one, or PYTHON
@@ -75,10 +75,10 @@ bench: $(READY) ## measure, and print the figures
 trial: $(READY) $(KERNELS) ## try everything on this machine's NVIDIA GPU, in nine minutes; resets nothing, changes no setting
 	@$(BIN)/python -m benchmarks.trial $(ARGS)
 
-mutate: $(READY) $(KERNELS) ## every mutant of the core; the gate runs the planted ones only
+mutate: $(READY) $(KERNELS) ## every mutant of the core; make test runs the planted ones only
 	@$(PYTEST) --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
 
-night: $(READY) $(KERNELS) ## the gate, and the tests marked night: many random examples, every mutant, a short soak
+night: $(READY) $(KERNELS) ## all checks, and the tests marked night: many random examples, every mutant, a short soak
 	@$(PYTEST) --night --timeout 1200 $(ARGS)
 
 soak: $(READY) $(KERNELS) ## ten minutes of the campaign with new seeds, and 1,000 pods in a row

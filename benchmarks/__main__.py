@@ -38,7 +38,7 @@ from demo.stage import run
 MEASUREMENTS = {
     "chain": chain.measure,
     "release": release.measure,
-    "gates": release.gates,
+    "waits": release.waits,
     "hooks": hooks.measure,
     "in_front": in_front.measure,
     "dra": dra.measure,

@@ -51,7 +51,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
                     more = (new - old for new, old in zip(allocations()[GPU], before, strict=True))
                     spent[kind] = tuple(a + b for a, b in zip(spent[kind], more, strict=True))
                     if kind == BEHIND:
-                        programs = {"Autoclave's plugin in front": it.gate, "NVIDIA's plugin": it.vendor}
+                        programs = {"Autoclave's plugin in front": it.ours, "NVIDIA's plugin": it.vendor}
                         sizes = {name: processes.rss(each.process.pid) / 2**20 for name, each in programs.items()}
     return [*starts(waits), *_ratios(waits), *_means(spent), *(_size(name, size) for name, size in sizes.items())]
 

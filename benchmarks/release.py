@@ -64,7 +64,7 @@ async def measure(*, quick: bool) -> list[Figure]:
     return figures + await _idle(8, 0, seconds) + await _idle(8 if quick else 112, 100 if quick else CROWD, seconds)
 
 
-async def gates(*, quick: bool) -> list[Figure]:
+async def waits(*, quick: bool) -> list[Figure]:
     """A pod that follows at once, where Allocate waits for the scrub and where PreStartContainer does."""
     return [figure for it in WAITS.items() for figure in await _waited(*it, 3 if quick else PODS)]
 

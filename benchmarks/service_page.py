@@ -38,7 +38,7 @@ NO_REASON = "Why was not looked into."
 TITLES = {
     "chain": "The device plugin",
     "release": "After the end of a pod",
-    "gates": "What the next pod waits for",
+    "waits": "What the next pod waits for",
     "hooks": "Both hooks beside other processes",
     "in_front": "In front of a vendor's plugin",
     "dra": "The DRA driver",

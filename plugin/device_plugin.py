@@ -1,4 +1,4 @@
-"""The kubelet's five calls for one resource, such as Allocate: decoded, asked of the gate, answered.
+"""The kubelet's five calls for one resource, such as Allocate: decoded, asked of the scrub service, answered.
 
 The kubelet treats the errors of each call differently. An error of Allocate is final: the pod fails. After an error of
 PreStartContainer the container waits and the kubelet tries again every few seconds, so every refusal there except an
@@ -26,7 +26,7 @@ from ground.errors import AutoclaveError, InvalidRequest, Refused
 from ground.logged_calls import CallOutcome, LoggedCall
 from plugin import preferred, response
 from plugin.devices import HEALTHY, UNHEALTHY, Device
-from plugin.gate import Gate
+from plugin.hooks import Hooks
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
@@ -43,25 +43,25 @@ _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILA
 
 
 class Responses(Protocol[P]):
-    """How the containers get the devices that the gate lets through."""
+    """How the containers get the devices that the service hands out."""
 
     async def prepare(self, groups: Sequence[Sequence[Device]]) -> P:
-        """What can be done before the gate for these devices of each container. An error: no device is acquired."""
+        """Prepare these devices of each container before they are acquired. An error: no device is acquired."""
 
     async def complete(
         self, prepared: P, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
     ) -> wire.AllocateResponse:
-        """The answer, after the gate. Before an error, the devices are given back."""
+        """The answer, after the service has handed them out. Before an error, the devices are given back."""
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
-        """What is left to do before a container starts, after the gate."""
+        """What is left to do before a container starts, after the service has agreed."""
 
     async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> Sequence[str]:
         """The devices that the kubelet should take; none: it chooses."""
 
 
 class OwnResponses:
-    """Hands out the plugin's own devices after the gate, in the form that the operator chose."""
+    """Hands out the plugin's own devices, in the form that the operator chose."""
 
     def __init__(self, style: response.Style) -> None:
         self._style = style
@@ -94,7 +94,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         resource: str,
         listing: Listing,
-        gate: Gate,
+        hooks: Hooks,
         in_flight: InFlight,
         counters: PluginCounters,
         responses: Responses[Any],
@@ -102,7 +102,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """``in_flight`` counts the calls that are being answered."""
         self._resource = resource
         self._listing = listing
-        self._gate = gate
+        self._hooks = hooks
         self._in_flight = in_flight
         self._counters = counters
         self._responses = responses
@@ -135,12 +135,12 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         )
 
     async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:
-        """The gate for a new tenant: all devices of all containers, or none."""
+        """Devices for a new tenant: all devices of all containers, or none."""
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
-            wanted = self._gate.find(self._resource, groups)
+            wanted = self._hooks.find(self._resource, groups)
             prepared = await self._responses.prepare(wanted)
-            granted = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
+            granted = await self._hooks.acquire(self._resource, list(chain(*wanted)), operation.op)
             operation.receipt = granted[0].receipt if granted else ""
             answer = await self._responses.complete(prepared, request, wanted)
             receipts = {device.uuid: device.receipts for device in chain(*wanted)}
@@ -152,11 +152,11 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def PreStartContainer(
         self, request: wire.PreStartContainerRequest, context: Context
     ) -> wire.PreStartContainerResponse:
-        """The gate for every start of a container."""
+        """Whether the service lets a container start."""
         groups = [list(request.devices_ids)]
         async with self._answered(Hook.PRE_START, groups, context, _RETRIED) as operation:
-            (devices,) = self._gate.find(self._resource, groups)
-            await self._gate.start(devices, context.time_remaining(), operation.op)
+            (devices,) = self._hooks.find(self._resource, groups)
+            await self._hooks.start(devices, context.time_remaining(), operation.op)
             await self._responses.start(request, context.time_remaining())
             return wire.PreStartContainerResponse()
 

@@ -22,7 +22,7 @@ from plugin.cluster.reporter import ClusterReporter, make_health_events, make_re
 from plugin.config import Config
 from plugin.device_plugin import DevicePlugin, OwnResponses, Responses
 from plugin.devices import own_devices
-from plugin.gate import Gate
+from plugin.hooks import Hooks
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
@@ -80,12 +80,12 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                 else:
                     watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)
                     registrations.create_task(watch, name="search for another plugin")
-                gate = Gate(scrubber, listing)
+                hooks = Hooks(scrubber, listing)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         for reporter in reporters:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, gate, in_flight, counters, vendors, registrations)
+                        await _register(chosen, listing, hooks, in_flight, counters, vendors, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
@@ -140,7 +140,7 @@ async def _leave(chosen: Config, turn: Turn, in_flight: InFlight) -> None:
 async def _register(
     chosen: Config,
     listing: Listing,
-    gate: Gate,
+    hooks: Hooks,
     in_flight: InFlight,
     counters: PluginCounters,
     vendors: VendorDirectory | None,
@@ -154,8 +154,8 @@ async def _register(
             responses: Responses[Any] = OwnResponses(chosen.style)
             if vendors is not None:
                 more = (chosen.cdi_dirs, chosen.vendor_variables, counters.unknown_variable)
-                responses = vendor.VendorResponses(resource, vendors, listing, gate, *more)
-            plugin = DevicePlugin(resource, listing, gate, in_flight, counters, responses)
+                responses = vendor.VendorResponses(resource, vendors, listing, hooks, *more)
+            plugin = DevicePlugin(resource, listing, hooks, in_flight, counters, responses)
             add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
             registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
             tasks.create_task(registration.run(), name=f"registration of {resource}")

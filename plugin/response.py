@@ -42,7 +42,7 @@ MOUNTS = "/var/run/nvidia-container-devices"
 MOUNTED = "/dev/null"
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_"
 
-# A comma, a slash or the word "all" instead of an id would hand out devices that the gate did not check.
+# A comma, a slash or the word "all" instead of an id would hand out devices that nobody has checked.
 DEVICE_ID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
 # CDI allows a single letter, but the parser in the container runtimes fails on it.
 KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]")

@@ -1,4 +1,4 @@
-"""Builds the parts of the service from its configuration: backend, ledger, notary, workers, gate. Starts nothing."""
+"""Builds the parts of the service from its configuration: backend, ledger, notary, workers. Starts nothing."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class VendorPlugin(DoNothingPlugin):
         with inotify:
             while True:
                 await self.serve()
-                with suppress(grpc.aio.AioRpcError):  # nobody answers, or the gate refuses: the next socket counts
+                with suppress(grpc.aio.AioRpcError):  # nobody answers, or a hook refuses: the next socket counts
                     await self.register()
                 async for event in inotify:
                     if event.name == Path("kubelet.sock"):

@@ -35,7 +35,7 @@ class DraConfig:
     claim_status: bool = False
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
-    vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
+    vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is behind this one
     taint_rules: bool = False  # for the devices of that driver
     cdi_dirs: tuple[Path, ...] = tuple(map(Path, paths.CDI_DIRS))
     instance: str = ""  # in the names of the sockets; each process has its own, so that two can run during an update
@@ -53,7 +53,7 @@ class DraConfig:
         return self.registry_dir / f"{self.driver}{self.suffix}-reg.sock"
 
     @property
-    def gate_dir(self) -> Path:
+    def in_front_dir(self) -> Path:
         """The directory of the sockets for claims, in front of another vendor's driver."""
         return self.plugins_dir / "autoclave"
 
@@ -109,5 +109,5 @@ def _check_vendor(config: DraConfig, directory: Path) -> None:
             f"give a directory outside of {config.registry_dir}",
         )
     longest = "0" * 12 + f"-reg.sock{config.suffix}autoclave-"  # of a vendor with a long name
-    plugin_config.check_length(config.gate_dir / longest, "--plugins-dir")
+    plugin_config.check_length(config.in_front_dir / longest, "--plugins-dir")
     plugin_config.check_length(config.registry_dir / longest, "--registry-dir")

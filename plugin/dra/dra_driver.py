@@ -1,4 +1,4 @@
-"""The kubelet's DRA calls: prepares and unprepares claims, each under its lock, with gates and CDI ids.
+"""The kubelet's DRA calls: prepares and unprepares claims, each under its lock, with devices proven clean and CDI ids.
 
 An error of one claim is in the answer of that claim; the others go on.
 
@@ -26,7 +26,7 @@ from ground.logged_calls import CallOutcome, LoggedCall
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, resource_slices
-from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_devices import ClaimDevices
 from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
@@ -54,7 +54,7 @@ FAULT = "a fault inside the DRA driver"
 
 
 class Devices(Protocol):
-    """What differs between a driver of our own and a gate in front of another vendor's driver."""
+    """What differs between a driver of our own and one in front of another vendor's driver."""
 
     seconds: float  # that ``prepare`` must have after the devices are taken
 
@@ -80,7 +80,7 @@ class DraDriver:
         self,
         chosen: DraConfig,
         listing: Listing,
-        gate: ClaimGate,
+        claim_devices: ClaimDevices,
         pods: ClaimPods,
         in_flight: InFlight,
         devices: Devices,
@@ -92,7 +92,7 @@ class DraDriver:
         self._chosen = chosen
         self._devices = devices
         self._listing = listing
-        self._gate = gate
+        self._claim_devices = claim_devices
         self._pods = pods
         self._in_flight = in_flight
         self._counters = counters
@@ -135,8 +135,8 @@ class DraDriver:
         # Admin access takes nothing: the device may belong to another claim.
         wanted = {uuid for asked, uuid in uuids.items() if not asked.admin}
         pods, before = claims.pods(resource_claim), until - self._devices.seconds
-        devices, granted = await self._gate.take(claim.uid, wanted, pods, before, op)
-        devices |= self._gate.known({uuid for asked, uuid in uuids.items() if asked.admin})
+        devices, granted = await self._claim_devices.take(claim.uid, wanted, pods, before, op)
+        devices |= self._claim_devices.known({uuid for asked, uuid in uuids.items() if asked.admin})
         answer = await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
         if self._statuses is not None and not answer.error:
             got = {asked: granted[devices[uuid].uuid] for asked, uuid in uuids.items() if devices[uuid].uuid in granted}
@@ -168,9 +168,9 @@ class DraDriver:
             return answer
         if self._statuses is not None:
             self._statuses.given_back(claim.uid)
-        uuids = await self._gate.give_back(claim.uid, until, op)
+        uuids = await self._claim_devices.give_back(claim.uid, until, op)
         left = max(until - asyncio.get_running_loop().time(), 0)
-        if not await self._gate.until_clean(claim.uid, uuids, min(self._chosen.clean_within, left)):
+        if not await self._claim_devices.until_clean(claim.uid, uuids, min(self._chosen.clean_within, left)):
             logger.warning("not clean yet: the next claim waits for it", op=op, claim=claim.uid, devices=sorted(uuids))
         return answer
 

@@ -20,7 +20,7 @@ from plugin.cluster.credentials import Unusable
 from plugin.cluster.reporter import connect, make_health_events
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, dra_driver, registration
-from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_devices import ClaimDevices
 from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
@@ -52,7 +52,7 @@ async def _begin(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> N
     """Work in the kubelet's directories."""
     await sockets.until_made(chosen.plugins_dir, "--plugins-dir")
     await sockets.until_made(chosen.registry_dir, "--registry-dir")
-    sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
+    sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.in_front_dir
     sockets_dir.mkdir(mode=0o750, exist_ok=True)
     await _work(chosen, credentials, in_flight)
 
@@ -81,7 +81,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             tasks.create_task(statuses.run(), name="status of claims")
         pods = ClaimPods(server, scrubber, listing)
         tasks.create_task(pods.run(), name="pods of claims")
-        parts = chosen, listing, ClaimGate(scrubber, listing), pods, in_flight
+        parts = chosen, listing, ClaimDevices(scrubber, listing), pods, in_flight
         answer = partial(DraDriver, *parts, counters=counters, statuses=statuses)
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
@@ -96,13 +96,13 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             if chosen.taint_rules:
                 tasks.create_task(TaintRules(server, listing, chosen.driver, node).run(), name="taints of devices")
 
-            def gate(channel: grpc.aio.Channel, versions: Sequence[str]) -> endpoint.Add:
+            def make_server(channel: grpc.aio.Channel, versions: Sequence[str]) -> endpoint.Add:
                 service = vendor.VendorService(channel, chosen.driver, versions)
                 devices = vendor.VendorDevices(service, server, listing, chosen.driver, chosen.cdi_dirs)
                 health = vendor.health_handler(channel, versions)
                 return partial(_add, dra_driver.handlers(answer(devices=devices), health))
 
-            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters).run()
+            work = VendorRegistry(chosen, chosen.vendor_registry_dir, make_server, counters).run()
         async with asyncio.TaskGroup() as registrations:
             registrations.create_task(work, name="registration")
             try:

@@ -41,7 +41,7 @@ class DraCounters(RegistrationCounters):
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
         super().__init__(Instruments(plugin_metrics.DRA_TABLE, registry), NOT_FOUND_YET)
         self.waiting = dict.fromkeys(Call, 0)
-        self.bypass = ""  # the socket by which the kubelet calls another vendor's driver without the gate
+        self.bypass = ""  # the socket by which the kubelet calls another vendor's driver past this program
         self.slice_obstacle = NOT_WRITTEN_YET  # empty: the last attempt to write the slice succeeded
         for call in Call:
             for reason in (API_SERVER, VENDOR, *(reason.value for reason in Reason)):
@@ -83,7 +83,7 @@ class DraReadiness(Readiness):
         if why := self._counters.obstacle(self._driver):
             yield f"the driver {self._driver} is not registered with the kubelet: {why}"
         if socket := self._counters.bypass:
-            yield f"nothing is proven: the kubelet finds {self._driver} without the gate, by {socket} in its registry"
+            yield f"nothing is proven: the kubelet finds {self._driver}, and not Autoclave, by {socket} in its registry"
         if why := self._counters.slice_obstacle:
             yield f"the ResourceSlice of the node is not up to date: {why}"
 

@@ -37,7 +37,7 @@ class Hook(Enum):
     PREFERRED = "GetPreferredAllocation"
 
 
-GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
+REFUSING = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
 
 
 class RegistrationCounters:
@@ -73,7 +73,7 @@ class PluginCounters(RegistrationCounters):
         super().__init__(Instruments(plugin_metrics.TABLE, registry), NOT_YET)
         self.standby = False  # another plugin of this node is registered, and this one waits for its end
         self.rival = ""  # the socket of another plugin in the kubelet's directory
-        for hook in GATES:
+        for hook in REFUSING:
             for reason in Reason:
                 self._instruments.export_zero(plugin_metrics.HOOK_REFUSALS, hook.value, reason.value)
 
@@ -89,7 +89,7 @@ class PluginCounters(RegistrationCounters):
         """A call of the kubelet was answered or cancelled. ``reason``: of a refusal or a fault."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
         self._instruments.observe(plugin_metrics.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
-        if reason and hook in GATES:
+        if reason and hook in REFUSING:
             self._instruments.count(plugin_metrics.HOOK_REFUSALS, hook.value, reason)
 
     def unknown_variable(self, resource: str) -> None:

@@ -90,7 +90,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 self._connected.unlink(missing_ok=True)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch.run(), name="watch of the vendor's sockets")
-                tasks.create_task(self._find_bypass(), name="search for a way around the gate")
+                tasks.create_task(self._find_bypass(), name="search for a way around this plugin")
                 while True:
                     async with endpoint.serve(self.socket, add) as served:
                         logger.info("waiting for the vendor's plugin", socket=str(self.socket))

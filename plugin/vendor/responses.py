@@ -1,4 +1,4 @@
-"""A vendor's devices for containers, proven clean: first the gate, then the vendor's answer, then its check."""
+"""A vendor's devices for containers, proven clean: first the service's answer, then the vendor's, then its check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ground import aio, log
 from ground.errors import VENDOR_LOG, AutoclaveError, NotReady, Reason, Refused
 from plugin import preferred
 from plugin.devices import Device
-from plugin.gate import SHOWN_WITHIN, Gate
+from plugin.hooks import SHOWN_WITHIN, Hooks
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import answer as vendor_answer
@@ -25,7 +25,7 @@ ALLOCATE_WITHIN = 5.0  # seconds for the vendor's part of Allocate, also if its 
 ANSWERS_WITHIN = 1.0  # seconds of these, at least, for the call itself
 PREFER_WITHIN = 1.0  # seconds for a preference, which no pod needs
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
-DRAINED_WITHIN = 11.0  # seconds for calls that are being answered at a stop: the gate's part and the vendor's
+DRAINED_WITHIN = 11.0  # seconds for calls that are being answered at a stop: our part and the vendor's
 
 
 class VendorResponses:
@@ -36,7 +36,7 @@ class VendorResponses:
         resource: str,
         directory: VendorDirectory,
         listing: Listing,
-        gate: Gate,
+        hooks: Hooks,
         cdi_dirs: Collection[Path],
         variables: Collection[str],
         count: Callable[[str], None],
@@ -45,7 +45,7 @@ class VendorResponses:
         self._resource = resource
         self._directory = directory
         self._listing = listing
-        self._gate = gate
+        self._hooks = hooks
         self._cdi_dirs = cdi_dirs
         self._variables = variables
         self._count = count
@@ -142,7 +142,7 @@ class VendorResponses:
 
     async def _give_back(self, ids: Sequence[str]) -> None:
         try:
-            await self._gate.give_back(ids)
+            await self._hooks.give_back(ids)
         except AutoclaveError as error:  # the service finds out by itself that no pod has them
             logger.warning("the devices are not given back", devices=ids, error=str(error))
 

@@ -1,6 +1,6 @@
-"""The first gate: may this device go to a recipient? And the way back: may it be taken from its last one?
+"""Allocate: may this device go to a recipient? And the way back: may it be taken from its last one?
 
-A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second gate, and the same
+A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second hook, and the same
 rules hold there.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
@@ -30,13 +30,13 @@ def decide(
     now: Moment,
     recipient: Recipient,
     *,
-    gated: bool = False,
+    containers_wait: bool = False,
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
     """May this device go to this recipient?
 
-    ``gated``: no container can use the device before the service says yes. So the container of a pod whose start is
-    announced waits for the proof, and this request does not.
+    ``containers_wait``: no container can use the device before the service says yes. So the container of a pod whose
+    start is announced waits for the proof, and this request does not.
     """
     ended = proof.ended(record, facts)
     if ended is not None:
@@ -54,7 +54,7 @@ def decide(
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    waits = isinstance(recipient, ForPod) and recipient.announced and gated
+    waits = isinstance(recipient, ForPod) and recipient.announced and containers_wait
     return _deferred(answer) if waits else answer
 
 

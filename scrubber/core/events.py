@@ -359,7 +359,7 @@ STEPS = (ScrubStarted, StepsRecorded)
 
 
 def is_warning(event: Event) -> bool:
-    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of the gate, or a lost or missing proof."""
+    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of a hook, or a lost or missing proof."""
     match event:
         case PutInUse(owner):
             return owner.crowded

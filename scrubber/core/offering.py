@@ -20,7 +20,7 @@ class OfferFacts:
     ledger_fault: bool = False  # the ledger cannot be written ...
     unrecorded: str = ""  # ... so it does not say that the device has this ailment
     withheld: bool = False  # a request for the device was refused lately
-    gated: bool = False  # no container can use the device before the service says yes: containers wait for the proof
+    containers_wait: bool = False  # for the proof: none can use the device before the service says yes
     blocked: str = ""  # what is in the way of its next scrub, by the last observation
 
     @property
@@ -49,7 +49,7 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     """Whether to offer this device as Healthy, and why."""
     # Its scrub failed, and what is in the way is still there.
     stuck = facts.blocked and record.scrubs.setback is not None
-    answer = _by_record(record, policy, now, waits=facts.gated and not stuck)
+    answer = _by_record(record, policy, now, waits=facts.containers_wait and not stuck)
     if not answer.healthy:
         return answer
     if facts.unrecorded:

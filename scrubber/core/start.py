@@ -1,4 +1,4 @@
-"""The second gate: may a container start on this device? A restart of the node may have skipped the first gate.
+"""PreStartContainer: may a container start on this device? A restart of the node may have skipped Allocate.
 
 A record, fresh facts, the policy, the starting pod and the time go in; one answer comes out. The rules of ``acquire``
 hold here as well, and one more:

@@ -86,7 +86,7 @@ class ServiceContext:
             why, remedy = f"{cannot}cannot clear its memory: {obstacle}", "`autoclave doctor` on its node says more"
             raise NotReady(Reason.NOT_READY, why, remedy, device=device)
 
-    def gated(self, device: str) -> bool:
+    def containers_wait(self, device: str) -> bool:
         """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""
         guard = self.observer.driver.guard
         return guard is not None and guard.keeps_out(device)
@@ -147,7 +147,7 @@ class ServiceContext:
             ledger_fault=fault,
             unrecorded=self._unrecorded(record) if fault else "",
             withheld=self.is_withheld(record),
-            gated=self.gated(record.device.uuid),
+            containers_wait=self.containers_wait(record.device.uuid),
             blocked=self.seen.blocked.get(record.device.uuid, ""),
         )
 

@@ -123,7 +123,7 @@ class StatusReporter:
             model=record.device.model,
             memory_bytes=record.device.memory_bytes,
             pci_address=record.device.pci_address or "",
-            waits=facts.gated,
+            waits=facts.containers_wait,
             receipts=self._context.receipts(record, policy),
         )
 

@@ -121,8 +121,8 @@ class TenantRequests:
             for _ in range(MAX_ROUNDS):
                 record = context.ledger.records[device]
                 facts = await context.complete(record, await context.observer.before_grant(record, recipient))
-                policy, gated = self._policy_now(request, device), context.gated(device)
-                reply = acquire.decide(record, facts, policy, facts.at, recipient, gated=gated)
+                policy, containers_wait = self._policy_now(request, device), context.containers_wait(device)
+                reply = acquire.decide(record, facts, policy, facts.at, recipient, containers_wait=containers_wait)
                 if (final := await self._carry_out(request, record, reply)) is not None:
                     return final
             return self._no_decision(request, device)

@@ -15,7 +15,7 @@ DEEP = replace(
     RECEIPT, path="slow", residue_at=(4096, 8192), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
     shared_unreached_bytes=132 * 1024, units_left=("caches", "tensor memory"),
-    use_counter="none: no fence guards it",
+    witness="none: no fence guards it",
 )  # fmt: skip
 CLEAN = views.DeviceStatus(
     device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,

@@ -180,7 +180,7 @@ async def alone(node_with_nvidia: InFront, autoclave: Autoclave) -> InFront:
 
 @pytest.fixture
 async def behind(node_with_nvidia: InFront) -> AsyncIterator[InFront]:
-    """Pods get GPUs of NVIDIA's plugin, behind the gate."""
+    """Pods get GPUs of NVIDIA's plugin, behind Autoclave."""
     it = node_with_nvidia
     await it.start()
     await it.offered()

@@ -22,7 +22,7 @@ class InFront:
         self._logs = logs
         ours: list[str | Path] = [sys.executable, "-m", "autoclave", "plugin", "--vendor-dir", DIRECTORY]
         ours += ["--standby", "--metrics-address", "127.0.0.1:0"]  # as the chart does
-        self.gate = Program("autoclave-in-front", ours, self._logs)
+        self.ours = Program("autoclave-in-front", ours, self._logs)
         self.vendor = self.nvidia()
 
     def nvidia(self, **environment):
@@ -48,9 +48,9 @@ class InFront:
 
     async def start(self):
         """Start ours, and then NVIDIA's: it needs the directory of its socket."""
-        before = self.gate.log.read_text().count("waiting for") if self.gate.log.exists() else 0
-        self.gate.start()
-        await files.until(self.gate.log, lambda: self.gate.log.read_text().count("waiting for") > before)
+        before = self.ours.log.read_text().count("waiting for") if self.ours.log.exists() else 0
+        self.ours.start()
+        await files.until(self.ours.log, lambda: self.ours.log.read_text().count("waiting for") > before)
         self.vendor.start()
 
     async def offered(self, count=GPUS):
@@ -59,7 +59,7 @@ class InFront:
 
     def end(self):
         """End what runs."""
-        for program in (self.gate, self.vendor):
+        for program in (self.ours, self.vendor):
             if program.process is not None:
                 program.end()
 

@@ -1,4 +1,4 @@
-"""NVIDIA's own device plugin behind the gate: it registers with ours, and knows nothing of it."""
+"""NVIDIA's own device plugin behind Autoclave: it registers with ours, and knows nothing of it."""
 
 import re
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
     behind.vendor.end()
     behind.vendor = behind.nvidia(**ONLY_PREFERS)
     behind.vendor.start()
-    await files.until(behind.gate.log, lambda: behind.gate.log.read_text().count("has registered") > 1)
+    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
     lose(0)
     await autoclave.quarantine("0")  # for an XID, its probation might pass before the last pod
     await behind.offered(GPUS - 1)
@@ -57,7 +57,7 @@ async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
     await behind.cluster.create_job("many", rules | {"template": {"spec": spec}})
     await behind.cluster.until(Job, "many", lambda job: job.status.succeeded == 10)
     assert await behind.cluster.refused() == []
-    assert "unable to get device link information" in behind.gate.log.read_text()
+    assert "unable to get device link information" in behind.ours.log.read_text()
     await autoclave.reinstate("0")
 
 
@@ -67,7 +67,7 @@ async def test_the_next_pod_finds_no_byte_by_any_strategy(behind, strategy, ids)
     behind.vendor.end()
     behind.vendor = behind.nvidia(DEVICE_LIST_STRATEGY=strategy, DEVICE_ID_STRATEGY=ids)
     behind.vendor.start()
-    await files.until(behind.gate.log, lambda: behind.gate.log.read_text().count("has registered") > 1)
+    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
     await behind.hold("first")
     await behind.cluster.delete("first")
     await behind.hold("second")
@@ -95,11 +95,11 @@ async def test_a_pod_waits_for_a_force_deleted_one(behind):
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL], ids=["stopped", "killed"])
-@pytest.mark.parametrize("part", ["vendor", "gate", "kubelet"])
+@pytest.mark.parametrize("part", ["vendor", "ours", "kubelet"])
 async def test_a_pod_keeps_its_gpus_over_a_restart(behind, node, part, number):
     await behind.hold("first")
     program = node.kubelet if part == "kubelet" else getattr(behind, part)
-    async with nullcontext() if part == "vendor" else registered(behind.gate.log):
+    async with nullcontext() if part == "vendor" else registered(behind.ours.log):
         program.end(number)
         program.start()
     await behind.cluster.said("first", "INTACT", more=4)
@@ -114,7 +114,7 @@ async def test_a_restart_of_nvidias_plugin_ends_no_quarantine(behind, autoclave)
     await behind.offered(GPUS - 1)
     behind.vendor.end(SIGKILL)
     behind.vendor.start()
-    await files.until(behind.gate.log, lambda: behind.gate.log.read_text().count("has registered") > 1)
+    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
     await behind.offered(GPUS - 1)
     await autoclave.reinstate(device.device)
     await behind.offered()
@@ -130,11 +130,11 @@ async def test_two_updates_in_a_row_stop_at_no_node(behind):
     """A DaemonSet stops the old pod when the new one is ready. NVIDIA's plugin has registered with the old one only."""
     await behind.hold("first")
     for name, last in (("second", "first"), ("third", "second")):
-        following = await stand_by(behind.gate)
+        following = await stand_by(behind.ours)
         until_ready(following, partial(ready, following.log))
-        behind.gate.end()
-        behind.gate = following
-        await files.until(following.log, lambda: FOLLOWED in behind.gate.log.read_text())
+        behind.ours.end()
+        behind.ours = following
+        await files.until(following.log, lambda: FOLLOWED in behind.ours.log.read_text())
         await behind.offered()
         await behind.cluster.said(last, "INTACT", more=4)
         await behind.cluster.delete(last)
@@ -157,7 +157,7 @@ async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autocl
     await it.hold("first")
     it.vendor.end()
     it.vendor = it.nvidia()
-    async with registered(it.gate.log):
+    async with registered(it.ours.log):
         await it.start()
     await it.offered()
     await it.cluster.said("first", "INTACT", more=4)
@@ -165,7 +165,7 @@ async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autocl
     await it.cluster.gone("first")
     autoclave.rule()
     await autoclave.ready()
-    await files.until(it.gate.log, partial(all_healthy, it.gate.log))  # the scheduler may have an older list
+    await files.until(it.ours.log, partial(all_healthy, it.ours.log))  # the scheduler may have an older list
     await it.hold("second")
     assert it.cluster.words("second").count("CLEAN") == GPUS
     it.end()

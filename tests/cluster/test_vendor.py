@@ -1,4 +1,4 @@
-"""NVIDIA's own DRA driver behind the gate, and claims of all GPUs."""
+"""NVIDIA's own DRA driver behind ours, and claims of all GPUs."""
 
 import asyncio
 import json
@@ -25,21 +25,21 @@ from tests.patience import WITHIN
 PROGRAM = "gpu-kubelet-plugin"
 RULES_GATE = "DRADeviceTaintRules"
 # Below the directory that the operator mounts with GPUCluster. The kubelet does not look there.
-GATED = Path("/var/lib/kubelet/plugins/gated")
+GATED = Path("/var/lib/kubelet/plugins/containers_wait")
 
 
-def registered(gate):
-    """How often the gate has registered."""
-    return gate.log.read_text().count('"event": "registered"') if gate.log.exists() else 0
+def registered(ours):
+    """How often our driver has registered."""
+    return ours.log.read_text().count('"event": "registered"') if ours.log.exists() else 0
 
 
 class NvidiaClaims(Claims):
     """Pods with claims of all GPUs, from NVIDIA's driver."""
 
-    def __init__(self, cluster, vendor, gate) -> None:
+    def __init__(self, cluster, vendor, ours) -> None:
         super().__init__(cluster)
         self.vendor = vendor
-        self.gate = gate
+        self.ours = ours
 
     async def put(self, name, spec, indices=range(GPUS)):
         """Create a pod that mounts the nodes of all GPUs, or of some."""
@@ -62,7 +62,7 @@ class NvidiaClaims(Claims):
 
 @pytest.fixture
 async def claims(pods, autoclave, pytestconfig, gate):
-    """NVIDIA's driver and our gate, in place of the device plugin."""
+    """NVIDIA's driver and ours in front, in place of the device plugin."""
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
     if not program.exists():
         pytest.skip(f"{program} not found: see docs/real-nodes.md")
@@ -138,7 +138,7 @@ async def test_a_claim_survives_a_restart_of_nvidias_driver(claims, number):
 async def test_a_claim_survives_the_death_of_everything(claims, autoclave, node):
     cluster = claims.cluster
     await claims.hold("holder", GPUS)
-    programs = claims.vendor, claims.gate, autoclave.service, node.kubelet
+    programs = claims.vendor, claims.ours, autoclave.service, node.kubelet
     for program in programs:
         program.end(SIGKILL)
     for program in programs:

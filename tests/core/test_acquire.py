@@ -1,4 +1,4 @@
-"""Who may have a device: the first gate and the release, as tables of cases.
+"""Who may have a device: Allocate and the release, as tables of cases.
 
 W and S numbers are the cases of the design in which memory in use is wiped, or a needed scrub is skipped.
 """
@@ -120,13 +120,13 @@ def held(words):
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
 def test_where_containers_wait_allocate_does_not(record, seen, answer):
-    assert acquire.decide(record, seen, ENFORCE, later(1), ANNOUNCED, gated=True) == answer
+    assert acquire.decide(record, seen, ENFORCE, later(1), ANNOUNCED, containers_wait=True) == answer
 
 
-@pytest.mark.parametrize(("recipient", "gated"), [(ANNOUNCED, False), (ForPod(), True)])
+@pytest.mark.parametrize(("recipient", "containers_wait"), [(ANNOUNCED, False), (ForPod(), True)])
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_only_announced_and_gated_requests_are_deferred(record, seen, answer, recipient, gated):
-    at_once = acquire.decide(record, seen, ENFORCE, later(1), recipient, gated=gated)
+def test_only_announced_requests_that_may_wait_are_deferred(record, seen, answer, recipient, containers_wait):
+    at_once = acquire.decide(record, seen, ENFORCE, later(1), recipient, containers_wait=containers_wait)
     assert not isinstance(at_once, Defer)
     assert isinstance(answer, Defer) is (at_once != answer)
 

@@ -43,11 +43,11 @@ OFFERS: tuple[tuple[Any, ...], ...] = (
     ("on probation", lives.PROBED, ENFORCE, {}, False, f"quarantined: {LOST}", OUT),
     ("sick in use", lives.SICK_IN_USE, ENFORCE, {}, False, f"sick: {LOST}", USED),
     ("sick and released", lives.SICK_DIRTY, ENFORCE, {}, False, f"sick: {LOST}", PREPARING),
-    ("just released, and containers wait", lives.DIRTY, ENFORCE, {"gated": True}, True,
+    ("just released, and containers wait", lives.DIRTY, ENFORCE, {"containers_wait": True}, True,
      "released; containers wait for its scrub", AVAILABLE),
-    ("its scrub failed, and containers wait", lives.SET_BACK, ENFORCE, {"gated": True}, True,
+    ("its scrub failed, and containers wait", lives.SET_BACK, ENFORCE, {"containers_wait": True}, True,
      "its scrub failed and is tried again soon; containers wait for its scrub", AVAILABLE),
-    ("unknown, and containers wait", lives.UNKNOWN, ENFORCE, {"gated": True}, True,
+    ("unknown, and containers wait", lives.UNKNOWN, ENFORCE, {"containers_wait": True}, True,
      "first looked at; containers wait for its scrub", AVAILABLE),
     ("observe: dirty", lives.DIRTY, OBSERVE, {}, True, OBSERVED, AVAILABLE),
     ("observe: in use", lives.IN_USE, OBSERVE, {}, True, OBSERVED, USED),
@@ -114,13 +114,14 @@ WAITED = rows(
 
 @pytest.mark.parametrize(("record", "healthy"), WAITED)
 def test_where_containers_wait_a_device_is_offered_for_a_minute(record, healthy):
-    offers = [offering.offer(record, ENFORCE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
+    facts = OfferFacts(containers_wait=True)
+    offers = [offering.offer(record, ENFORCE, later(at), facts).healthy for at in (30, 59, 61)]
     assert offers == [healthy, healthy, False]
 
 
 @pytest.mark.parametrize(("record", "healthy"), [(lives.DIRTY, True), (lives.SET_BACK, False)])
 def test_a_failed_scrub_that_cannot_be_repeated_withdraws_the_offer(record, healthy):
-    assert offering.offer(record, ENFORCE, AT, OfferFacts(gated=True, blocked="a process")).healthy is healthy
+    assert offering.offer(record, ENFORCE, AT, OfferFacts(containers_wait=True, blocked="a process")).healthy is healthy
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])

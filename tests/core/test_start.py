@@ -1,4 +1,4 @@
-"""The second gate, as tables of cases.
+"""PreStartContainer, as tables of cases.
 
 W, S and R numbers are the cases of the design in which memory in use is wiped, or a needed scrub is skipped, and what a
 real kubelet was seen to do.
@@ -77,13 +77,13 @@ START = rows(
      NOT_PROVEN),
     ("a start is no proof of ownership: the container on it may be anybody's", lives.IN_USE_BY_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
-    ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
+    ("S6 reboot: a start without a grant is decided as in Allocate", lives.UNKNOWN, facts(), ENFORCE,
      Scrub(ScrubPath.SLOW, Trigger.START)),
     ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
-    ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
+    ("S3 a start on a dirty device is decided as in Allocate", lives.DIRTY, facts(), ENFORCE,
      Scrub(ScrubPath.FAST, Trigger.START)),
-    ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
+    ("a start on a clean device is decided as in Allocate", lives.CLEAN, facts(), ENFORCE, HandOut()),
     ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
     ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
      RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),

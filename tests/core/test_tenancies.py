@@ -128,7 +128,7 @@ UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
         ("a stranger at its end", (GRANTED, ev.PutInUse(OF_A), GONE, OPENED), ["team/b opened it as well"]),
         ("strangers who were refused, or came afterwards", (GRANTED, WAS_REFUSED, GONE, replace(OPENED, held=False)),
          [""]),
-        ("a container past the gate", (GRANTED, ev.PastGate(A, "it was dirty")),
+        ("a container past the create gate", (GRANTED, ev.PastGate(A, "it was dirty")),
          ["a container started past the create gate: it was dirty"]),
     ),
 )  # fmt: skip

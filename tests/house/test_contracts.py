@@ -70,7 +70,7 @@ PLANTED = [
     ("scrubber/cuda/cuda_card.py", "import cupy_backends", CUPY),
     ("plugin/__init__.py", "from scrubber.core import acquire", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
-    ("dashboards/node.py", "from plugin import gate", METRICS_CONTRACT),
+    ("dashboards/node.py", "from plugin import hooks", METRICS_CONTRACT),
     ("dashboards/node.py", "from demo import stage", HOUSES),
     ("plugin/__init__.py", "from policies import load", POLICIES),
     ("demo/story.py", "from policies import load", POLICIES),
@@ -84,8 +84,8 @@ PLANTED = [
     ("plugin/__init__.py", "import dashboards", HOUSES),
     ("plugin/__init__.py", "import pynvml", DRIVER),
     ("plugin/preferred.py", "import random", PURE),
-    ("plugin/registration/sockets.py", "from plugin import gate", PLUGIN),
-    ("plugin/gate.py", "from plugin import device_plugin", PLUGIN),
+    ("plugin/registration/sockets.py", "from plugin import hooks", PLUGIN),
+    ("plugin/hooks.py", "from plugin import device_plugin", PLUGIN),
     ("autoclave/doctor/finding.py", "from remnant import judge", REMNANT),
     ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),
@@ -98,7 +98,7 @@ PLANTED = [
     ("plugin/dra/resource_slices.py", "import asyncio", PURE),
     ("plugin/plugin_process.py", "from plugin.cluster import apiserver", REPORTS),
     ("plugin/cluster/reporter.py", "import lightkube", REPORTS),
-    ("plugin/gate.py", "from google.protobuf import message", PROTOBUF),
+    ("plugin/hooks.py", "from google.protobuf import message", PROTOBUF),
     ("scrub_api/client.py", "from scrubber.devices import base", DRIVER),  # the plugin sees it through the client
     ("scrub_api/views.py", "from scrubber.core import model", HOUSES),
     ("scrub_api/views.py", "import time", PURE),

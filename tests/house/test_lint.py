@@ -1,4 +1,4 @@
-"""The linters are tests: ``make test`` is the whole gate, and this is the one place that says how each is called."""
+"""The linters are tests: ``make test`` runs all checks, and this is the one place that says how each is called."""
 
 import os
 import re

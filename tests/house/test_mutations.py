@@ -1,7 +1,7 @@
 """Each mutant of the core turns the tests of the core red.
 
 A mutant is one small change to a *copy* of the tree: a comparison turned round, an ``and`` become ``or``, a word
-swapped for its neighbour, a row of a table gone. The gate runs the planted mutants, each against the one file of tests
+swapped for its neighbour, a row of a table gone. ``make test`` runs planted ones, each against the one file of tests
 that protects its promise. ``make mutate`` also runs every generated mutant, against all tests of the core.
 
 The mutants of a worker share one judge: a process that has imported pytest, the libraries, and modules of the copy that

@@ -1,4 +1,4 @@
-"""The gate takes the newest supported Python that starts here; the continuous integration takes the oldest one, too."""
+"""``make test`` takes the newest supported Python that starts here; the continuous integration also the oldest one."""
 
 import os
 import re
@@ -64,8 +64,8 @@ def test_without_a_supported_name_python3_is_taken(machine):
     assert " python3 -m venv --clear .venv" in " ".join(machine.run("make", "-nB", ".venv/.ready"))
 
 
-def gates(machine: Machine, tmp_path: Path) -> list[str]:
-    """How the continuous integration, in a checkout of its own, calls make for the gate."""
+def runs(machine: Machine, tmp_path: Path) -> list[str]:
+    """How the continuous integration, in a checkout of its own, calls make for the checks."""
     for name in INSTALLED:
         machine.has(name)
     machine.has(
@@ -80,9 +80,9 @@ def gates(machine: Machine, tmp_path: Path) -> list[str]:
 def test_the_integration_takes_the_newest_and_the_oldest(machine, tmp_path):
     for name in (NEWEST, MIDDLE, OLDEST):
         machine.has(name)
-    assert gates(machine, tmp_path) == [NEWEST, OLDEST]
+    assert runs(machine, tmp_path) == [NEWEST, OLDEST]
 
 
 def test_the_integration_takes_a_lone_python_once(machine, tmp_path):
     machine.has(MIDDLE)
-    assert gates(machine, tmp_path) == [MIDDLE]
+    assert runs(machine, tmp_path) == [MIDDLE]

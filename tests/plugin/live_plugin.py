@@ -14,7 +14,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from plugin.device_plugin import DevicePlugin, OwnResponses
-from plugin.gate import Gate
+from plugin.hooks import Hooks
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.metrics.collector import PluginCounters
@@ -110,8 +110,8 @@ async def until_files(holds, *folders):
 async def serving(listing, scrubber, path, style, registry=None, in_flight=None) -> AsyncIterator[Any]:
     """The plugin in this process, for NVIDIA's resource; and the kubelet's end of its socket."""
     in_flight, counters = in_flight or InFlight(), PluginCounters(registry or CollectorRegistry())
-    gate = Gate(scrubber, listing)
-    servicer = DevicePlugin("nvidia.com/gpu", listing, gate, in_flight, counters, OwnResponses(style))
+    hooks = Hooks(scrubber, listing)
+    servicer = DevicePlugin("nvidia.com/gpu", listing, hooks, in_flight, counters, OwnResponses(style))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{path}")

@@ -60,7 +60,7 @@ async def test_a_resource_that_appears_later_is_registered_then(scrub_server, ku
 WAITS = {"waits": True}  # the fence holds the containers
 
 
-async def test_under_the_gate_a_plugin_registers_without_the_service(scrub_server, kubelet, plugin, short_tmp):
+async def test_where_containers_wait_a_plugin_registers_without_the_service(scrub_server, kubelet, plugin, short_tmp):
     await scrub_server.close()
     scrub_server.leave(gpu(0, **WAITS), gpu(1, **WAITS, healthy=False, quarantined=True))
     it = await plugin()

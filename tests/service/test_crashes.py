@@ -126,7 +126,7 @@ def kinds(world: World) -> set[str]:
 
 @pytest.fixture
 def thinned(request) -> Callable[[int], int]:
-    """The step from one cut to the next: the gate leaves some out, the night none."""
+    """The step from one cut to the next: `make test` leaves some out, the night none."""
     return lambda step: 1 if request.config.getoption("--night") else step
 
 

@@ -18,9 +18,9 @@ LONG = 300.0
 
 
 @pytest.fixture
-def gated(monkeypatch):
+def containers_wait(monkeypatch):
     """The fence holds back the containers."""
-    monkeypatch.setattr(ServiceContext, "gated", lambda _self, _device: True)
+    monkeypatch.setattr(ServiceContext, "containers_wait", lambda _self, _device: True)
 
 
 # -- whose devices
@@ -35,7 +35,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     assert world.state(device) is State.GRANTED
 
 
-@pytest.mark.usefixtures("gated")
+@pytest.mark.usefixtures("containers_wait")
 async def test_x23_a_pod_that_lost_the_device_does_not_start(world):
     """A start is not cancelled when its pod is deleted; the device may be the next pod's by the time it is clean."""
     device = world.uuids[0]
@@ -109,7 +109,7 @@ async def test_a_pod_without_the_device_in_the_checkpoint_is_released(world):
 # -- which hook waits
 
 
-@pytest.mark.usefixtures("gated")
+@pytest.mark.usefixtures("containers_wait")
 async def test_where_the_fence_holds_allocate_answers_at_once(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
@@ -124,7 +124,7 @@ async def test_where_the_fence_holds_allocate_answers_at_once(world):
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
 
 
-@pytest.mark.usefixtures("gated")
+@pytest.mark.usefixtures("containers_wait")
 async def test_where_the_fence_holds_nothing_starts_beside_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
@@ -138,7 +138,7 @@ async def test_where_the_fence_holds_nothing_starts_beside_the_last_owner(world)
     assert world.loop.time() - began >= pauses.START_WITHIN
 
 
-@pytest.mark.usefixtures("gated")
+@pytest.mark.usefixtures("containers_wait")
 async def test_where_the_fence_holds_a_start_awaits_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
@@ -155,7 +155,7 @@ async def test_where_the_fence_holds_a_start_awaits_the_last_owner(world):
     assert world.loop.time() - began < 3.0  # about its scrub
 
 
-@pytest.mark.usefixtures("gated")
+@pytest.mark.usefixtures("containers_wait")
 async def test_a_waiting_start_grants_no_other_device_meanwhile(world):
     used, free = world.uuids
     await let_on(world, "pod", used)

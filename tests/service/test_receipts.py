@@ -178,7 +178,7 @@ async def test_a_pod_that_waits_finds_its_receipt(mounting, monkeypatch):
     """Allocate is answered while the last pod still runs, and so the mount is made before its tenancy has ended."""
     world = await mounting()
     device = world.uuids[0]
-    monkeypatch.setattr(ServiceContext, "gated", lambda _self, _device: True)
+    monkeypatch.setattr(ServiceContext, "containers_wait", lambda _self, _device: True)
     await let_on(world, "first", device)
     await asyncio.sleep(2)
     listed = reported(world, device).receipts

@@ -276,14 +276,14 @@ class World:
         return f"pod-{self._names}"
 
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
-        """The first gate."""
+        """Allocate."""
         grants = await self.tenant_requests.acquire(devices, ForPod(announced=announced))
         for device in devices:
             self.tenants[device] = tenant
         return [granted for granted in grants.values() if granted.grant]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
-        """The second gate, and what it lets through. The runtime has made the pod's sandbox by then."""
+        """PreStartContainer, and what it lets through. The runtime has made the pod's sandbox by then."""
         if self.node.kernel is not None:
             self.node.kernel.group(tenant)
         await self.tenant_requests.start(devices, tenant)
@@ -372,7 +372,7 @@ class World:
                 or record.health.ailment is not None
             )
             lately = self.node.now().uptime - record.since.uptime <= WAITED_FOR
-            waited_for = lately and self.context.offer_facts(record).gated
+            waited_for = lately and self.context.offer_facts(record).containers_wait
             unknown = record.state is State.UNKNOWN and not observed and not waited_for
             assert not (reported[device].healthy and (out or unknown)), f"{device} is reported healthy (I3)"
             assert reported[device].clean == (record.state is State.CLEAN)

@@ -99,11 +99,7 @@ class History:
         fenced = seed % len(FENCES) and loops.can_attach(MEMORY_BYTES)
         self.stage = Stage(gpus, MEMORY, str(file), root=root / "node", runs=Hostile, fenced=bool(fenced))
         self.fence = FENCES[seed % len(FENCES)] if self.stage.groups is not None else FENCES[0]
-        waits = self.fence == "refuse" and seed % 2  # a pod waits in PreStartContainer, not in Allocate
-        self.gate = "prestart" if waits else "create"
-        file.write_text(
-            f"name: campaign\ndefaults: {{{self.policy}, fence: {{mode: {self.fence}}}, gate: {self.gate}}}\n"
-        )
+        file.write_text(f"name: campaign\ndefaults: {{{self.policy}, fence: {{mode: {self.fence}}}}}\n")
         assert isinstance(self.stage.containers, Hostile)
         self.runtime, self.kubelet = self.stage.containers, self.stage.kubelet
         self.runtime.tenants.grouped = grouped and os.geteuid() == 0 and self.stage.groups is None
@@ -115,7 +111,7 @@ class History:
         self._moves = Moves(self.node, self.pods, self.judge, root / "copy")
         self.runtime.say = partial(self.trace.say, NODE)
         named_by = "control groups" if self.runtime.tenants.grouped else "environments"
-        self.trace.say(NODE, f"{gpus} GPUs, {named_by}, fence: {self.fence}, gate: {self.gate}, {self.policy}")
+        self.trace.say(NODE, f"{gpus} GPUs, {named_by}, fence: {self.fence}, {self.policy}")
 
     def story(self) -> str:
         """All that happened, with the rows of the ledger as far as they can be read. The judge has not seen them."""

@@ -138,7 +138,7 @@ class Entry:
 
     pod: Pod
     gpu: str
-    gate: float
+    asked: float
     proven: float  # uptime of the proof of the GPU that was the last one by then
 
 
@@ -158,16 +158,16 @@ class Hostile(Guests):
         self.say: Callable[[str], None] = lambda _: None  # what comes about, for a history
         self.attackers: list[Attacker] = []
         self.names: dict[str, str] = {}  # pod UID to its name
-        self.gates: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
-        self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
+        self.asked: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
+        self.entered: dict[str, float] = {}  # pod UID to when it asked for its first start
         self.had: defaultdict[str, list[str]] = defaultdict(list)  # GPU to the UIDs of the pods that started on it
-        self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
+        self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, when they asked, and who was there
         self.proven: Callable[[str], float] = lambda _gpu: 0.0  # uptime of the last proof of a GPU, by the ledger
         self.freed: Callable[[str], float] = lambda _gpu: 0.0  # the same of the last end of a tenancy, or of a scrub
         self.ended: dict[str, float] = {}  # pod UID to the uptime at which its sandbox was gone
         self.uses: list[Use] = []  # with a fence, as all below
         self.entries: list[Entry] = []
-        self.shut_out: list[tuple[Pod, float]] = []  # pods that the kernel kept off their own GPU, and their gate
+        self.shut_out: list[tuple[Pod, float]] = []  # pods that the kernel kept off their own GPU, and when they asked
         self.kept_off = 0  # others that it kept off a GPU
         self._open_to_all: list[tuple[str, float, float]] = []  # GPU, from which uptime to which
 
@@ -184,7 +184,7 @@ class Hostile(Guests):
 
     async def open_sandbox(self, pod: Pod) -> None:
         self.names[pod.uid] = pod.name
-        self.gates[pod.uid] = uptime()
+        self.asked[pod.uid] = uptime()
         if self.tenants.grouped and (pod.uid, "") not in self._running:
             group_of(pod.uid).mkdir(parents=True, exist_ok=True)
             await super().open_sandbox(pod)
@@ -203,32 +203,32 @@ class Hostile(Guests):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         gpus = {uuid for ids in devices.values() for uuid in ids}
-        gate = self._enters(pod, gpus)
+        asked = self._enters(pod, gpus)
         for gpu in gpus:
             self.had[gpu].append(pod.uid)
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
-        self.company += [(pod, gate, it) for it in others]
+        self.company += [(pod, asked, it) for it in others]
         self.say(f"{container.name} of {pod.name} starts on {', '.join(gpus)}")
-        with self._shut_out(pod, gate):
+        with self._shut_out(pod, asked):
             await super().start(pod, container, devices, response)
 
     def _enters(self, pod: Pod, gpus: Collection[str]) -> float:
-        """Its gate: a container of it starts now. The answer to its question may have waited for an earlier holder."""
-        gate = max(self.gates[pod.uid], uptime() - ANSWERED)
+        """When it asked: a container starts now. The answer to its question may have waited for an earlier holder."""
+        asked = max(self.asked[pod.uid], uptime() - ANSWERED)
         if pod.uid not in self.entered:
-            self.entries += [Entry(pod, gpu, gate, self.proven(gpu)) for gpu in gpus]
-        self.entered.setdefault(pod.uid, gate)
-        return gate
+            self.entries += [Entry(pod, gpu, asked, self.proven(gpu)) for gpu in gpus]
+        self.entered.setdefault(pod.uid, asked)
+        return asked
 
     @contextmanager
-    def _shut_out(self, pod: Pod, gate: float) -> Iterator[None]:
+    def _shut_out(self, pod: Pod, asked: float) -> Iterator[None]:
         """A container of this pod starts in the body."""
         try:
             yield
         finally:
             if (pod.uid, pod.uid) in self.words.refused:
                 self.words.refused.remove((pod.uid, pod.uid))
-                self.shut_out.append((pod, gate))
+                self.shut_out.append((pod, asked))
 
     async def stop(self, pod: Pod, container: Container) -> None:
         await super().stop(pod, container)
@@ -241,8 +241,8 @@ class Hostile(Guests):
     async def late(self, pod: Pod, gpus: Sequence[str], seconds: float) -> None:
         """A container of a pod that the kubelet has dropped comes, stays for a while and ends."""
         self._last.update(dict.fromkeys(gpus, pod.uid))
-        gate = self._enters(pod, gpus)
-        with self._shut_out(pod, gate):
+        asked = self._enters(pod, gpus)
+        with self._shut_out(pod, asked):
             process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
         if process is not None:
             try:
@@ -368,7 +368,7 @@ class Hostile(Guests):
         await super().clear_away()
         self.forget_groups()
         if self.tenants.grouped:
-            for uid in self.gates:
+            for uid in self.asked:
                 with suppress(OSError):
                     group_of(uid).rmdir()
 

@@ -67,13 +67,13 @@ class Judge:
             else:
                 self._judge(what, said[1], said[2])
         while self.runtime.company:
-            pod, gate, attacker = self.runtime.company.pop()
-            self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
+            pod, asked, attacker = self.runtime.company.pop()
+            self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, asked))
         self._judge_uses()
         while self.runtime.shut_out:
-            pod, gate = self.runtime.shut_out.pop()
+            pod, asked = self.runtime.shut_out.pop()
             if pod.uid not in self.late:  # the GPU belongs to the next one
-                self.take(f"{pod.name} is kept off its own GPU", None if self.asked(pod.uid, gate) else UNASKED)
+                self.take(f"{pod.name} is kept off its own GPU", None if self.asked(pod.uid, asked) else UNASKED)
         while self.runtime.faults:
             fault = self.runtime.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
@@ -89,9 +89,9 @@ class Judge:
                 self.take(f"{use.what} opens {use.gpu}, which refuses others", NAMELESS if use.open_to_all else None)
         while self.runtime.entries:
             entry = self.runtime.entries.pop()
-            old = [it for it in self._uses if it.gpu == entry.gpu and entry.proven < it.opened < entry.gate]
+            old = [it for it in self._uses if it.gpu == entry.gpu and entry.proven < it.opened < entry.asked]
             if old:
-                excuse = None if self.asked(entry.pod.uid, entry.gate) else UNASKED
+                excuse = None if self.asked(entry.pod.uid, entry.asked) else UNASKED
                 self.take(
                     f"{entry.pod.name} starts on {entry.gpu} by a proof from before its use: {old[-1].what}", excuse
                 )
@@ -150,14 +150,14 @@ class Judge:
                 excuse = UNASKED
         self.take(f"{word}: {what}", excuse)
 
-    def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
-        """Why bytes of an attacker may be on the GPU of a pod that asked at ``gate``, and was let on."""
+    def _excuse(self, attacker: Attacker, pod: str, at: float) -> str | None:
+        """Why bytes of an attacker may be on the GPU of a pod that asked at ``at``, and was let on."""
         last = (
             (attacker.gone or uptime()) if attacker.kind == BRIEF_USER else attacker.opened
         )  # it opens again and again
-        if last > gate:
+        if last > at:
             return LATE
-        if not self.asked(pod, gate):
+        if not self.asked(pod, at):
             return UNASKED
         if self.runtime.fenced:
             return None
@@ -171,9 +171,9 @@ class Judge:
         had = self.runtime.had
         return any({*had[gpu][before:]} - {who, other} for gpus in dropped for gpu, before in gpus.items())
 
-    def asked(self, pod: str, gate: float) -> bool:
+    def asked(self, pod: str, at: float) -> bool:
         """Whether PreStartContainer was asked for this start, where anybody is asked."""
-        began = gate - (uptime() - time.monotonic())
+        began = at - (uptime() - time.monotonic())
         calls = (it for it in self.kubelet.calls if it.method == "PreStartContainer" and it.outcome == "OK")
         return not pod or pod in self.late or pod in self.claimed or any(it.began >= began for it in calls)
 

@@ -1,6 +1,6 @@
 """Shows the kubelet the drivers that register in a directory which the kubelet does not watch.
 
-One driver is gated: the kubelet calls this program instead of it. All others are only shown: the kubelet calls them
+One driver is behind us: the kubelet calls this program instead. All others are only shown: the kubelet calls them
 itself. A driver that is gone is not shown any more, so that the kubelet treats it as gone.
 """
 
@@ -34,7 +34,7 @@ logger = log.get("vendor")
 AGAIN = 1.0  # seconds until a driver that does not answer is asked again
 PREFIX = "autoclave-"  # of our sockets
 
-Gate = Callable[[grpc.aio.Channel, Sequence[str]], endpoint.Add]
+MakeServer = Callable[[grpc.aio.Channel, Sequence[str]], endpoint.Add]
 
 
 class VendorRegistry:
@@ -44,19 +44,19 @@ class VendorRegistry:
         self,
         chosen: DraConfig,
         directory: Path,
-        gate: Gate,
+        make_server: MakeServer,
         counters: DraCounters,
     ) -> None:
-        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves."""
+        """``make_server`` makes the server for that driver, from a channel to it and the versions that it serves."""
         self._chosen = chosen
         self._directory = directory
-        self._gate = gate
+        self._make_server = make_server
         self._counters = counters
-        self._watch = FileWatch(directory, chosen.registry_dir, chosen.gate_dir)
+        self._watch = FileWatch(directory, chosen.registry_dir, chosen.in_front_dir)
 
     async def run(self) -> None:
         """Follow until cancelled. A FatalError says what the operator has to change."""
-        for place in (self._chosen.registry_dir, self._chosen.gate_dir):
+        for place in (self._chosen.registry_dir, self._chosen.in_front_dir):
             sockets.remove_dead(place, f"{PREFIX}*.sock")  # the kubelet would call them for ever
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run(), name="watch of the sockets")
@@ -84,7 +84,7 @@ class VendorRegistry:
         self._counters.bypass = socket
         if socket:
             logger.error(
-                "the kubelet calls the driver without the gate: nothing is proven",
+                "the kubelet calls the driver and not Autoclave: nothing is proven",
                 driver=self._chosen.driver,
                 socket=str(self._chosen.registry_dir / socket),
             )
@@ -106,24 +106,24 @@ class VendorRegistry:
 
     async def _show(self, path: Path, channel: grpc.aio.Channel, info: wire.PluginInfo) -> None:
         """Show a driver until it does not answer any more, or one of our files was removed."""
-        gated = self._is_gated(info)
+        behind_us = self._is_behind_us(info)
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
-        ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
-        state = RegistrationState(info.name, self._counters.record if gated else registration_state.ignore)
+        ours = self._chosen.in_front_dir / f"{name}.sock" if behind_us else service
+        state = RegistrationState(info.name, self._counters.record if behind_us else registration_state.ignore)
         state.restart()
         lost = "its socket was removed or replaced"
         try:
             async with AsyncExitStack() as stack:
                 servers: list[PluginServer] = []
-                if gated:
+                if behind_us:
                     upstream = await stack.enter_async_context(endpoint.dial(service))
-                    add = self._gate(upstream, info.supported_versions)
+                    add = self._make_server(upstream, info.supported_versions)
                     servers.append(await stack.enter_async_context(endpoint.serve(ours, add)))
-                registrar = Registrar(_ours(info, ours, gated=gated), state, channel)
+                registrar = Registrar(_ours(info, ours, behind_us=behind_us), state, channel)
                 shown = self._chosen.registry_dir / f"{name}-reg.sock"
                 servers.append(await stack.enter_async_context(endpoint.serve(shown, registrar.add_to)))
-                logger.info("driver shown to the kubelet", driver=info.name, gated=gated, socket=shown.name)
+                logger.info("driver shown to the kubelet", driver=info.name, behind_us=behind_us, socket=shown.name)
                 lost = await self._until_lost(channel, info, servers)
         finally:
             state.lost(Cause.SOCKET_GONE, lost)
@@ -143,7 +143,7 @@ class VendorRegistry:
             for task in tasks:
                 task.cancel()
 
-    def _is_gated(self, info: wire.PluginInfo) -> bool:
+    def _is_behind_us(self, info: wire.PluginInfo) -> bool:
         return info.type == KIND and info.name == self._chosen.driver
 
     async def _usable_info(self, channel: grpc.aio.Channel) -> wire.PluginInfo | str:
@@ -152,7 +152,7 @@ class VendorRegistry:
             info = await _info(channel)
         except grpc.aio.AioRpcError as error:
             return endpoint.describe(error)
-        if self._is_gated(info) and SERVED.isdisjoint(info.supported_versions):
+        if self._is_behind_us(info) and SERVED.isdisjoint(info.supported_versions):
             return f"{info.name} serves {', '.join(info.supported_versions)}, and none of {', '.join(sorted(SERVED))}"
         return info
 
@@ -162,13 +162,13 @@ def socket_name(chosen: DraConfig, vendor_socket: Path) -> str:
     plain = vendor_socket.name.removesuffix(".sock").removesuffix("-reg")
     hashed = hashlib.sha256(vendor_socket.name.encode()).hexdigest()[:12]
     names = [f"{PREFIX}{name}{chosen.suffix}" for name in (plain, hashed)]
-    places = chosen.gate_dir, chosen.registry_dir
+    places = chosen.in_front_dir, chosen.registry_dir
     fits = all(len(f"{place}/{names[0]}-reg.sock".encode()) <= unix_sockets.MAX_PATH_BYTES for place in places)
     return names[0] if fits else names[1]
 
 
 def bypass(chosen: DraConfig) -> str:
-    """The socket by which the kubelet finds the gated driver without the gate; empty: there is none."""
+    """The socket by which the kubelet finds the driver without this program; empty: there is none."""
     others = sorted(path.name for path in _found(chosen.registry_dir) if not path.name.startswith(PREFIX))
     return next((name for name in others if name.startswith(chosen.driver)), "")
 
@@ -179,12 +179,12 @@ def _found(directory: Path) -> dict[Path, sockets.Identity]:
     return {path: identity for path, identity in identities if identity is not None}
 
 
-def _ours(info: wire.PluginInfo, service: Path, *, gated: bool) -> wire.PluginInfo:
+def _ours(info: wire.PluginInfo, service: Path, *, behind_us: bool) -> wire.PluginInfo:
     """What the kubelet gets to know."""
     shown = wire.PluginInfo()
     shown.CopyFrom(info)
     shown.endpoint = str(service)
-    if gated:
+    if behind_us:
         shown.ClearField("supported_versions")
         shown.supported_versions.extend(
             [*(version for version in info.supported_versions if version in SERVED), *HEALTHS]

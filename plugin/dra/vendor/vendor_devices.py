@@ -1,4 +1,4 @@
-"""The devices of another vendor's DRA driver, which runs unchanged and behind the gate of this program.
+"""The devices of another vendor's DRA driver, which runs unchanged, behind this program.
 
 The vendor's driver publishes the ResourceSlices and prepares the containers. Before it hears of a claim, the devices of
 the claim are taken, proven clean. After it has answered, the answer is checked: no container may get another device.

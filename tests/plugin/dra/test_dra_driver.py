@@ -14,7 +14,7 @@ from plugin.cluster.report_choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import dra_driver as dra
-from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_devices import ClaimDevices
 from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.config import DraConfig
 from plugin.dra.dra_driver import DraDriver, OwnDevices
@@ -74,10 +74,10 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
             cluster = Cluster(listing, channel)
             server = grpc.aio.server()
             counters = DraCounters(CollectorRegistry())
-            gate = ClaimGate(scrubber, listing)
+            claim_devices = ClaimDevices(scrubber, listing)
             source: Any = cluster
             pods = ClaimPods(source, scrubber, listing)
-            driver = DraDriver(chosen, listing, gate, pods, InFlight(), OwnDevices(chosen), counters)
+            driver = DraDriver(chosen, listing, claim_devices, pods, InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()

@@ -1,4 +1,4 @@
-"""A vendor's DRA driver as the gate meets it: two sockets, CDI specifications, and an unknown field."""
+"""A vendor's DRA driver as Autoclave meets it: two sockets, CDI specifications, and an unknown field."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import grpc.aio
 from demo.standins.do_nothing_driver import POOL, DoNothingDriver
 from plugin.kubelet_api import dra_pb2 as wire
 
-UNKNOWN_FIELD = b"\xba\x3e\x05later"  # number 999: this driver is newer than the gate
+UNKNOWN_FIELD = b"\xba\x3e\x05later"  # number 999: this driver is newer than Autoclave
 
 
 class VendorDriver(DoNothingDriver):

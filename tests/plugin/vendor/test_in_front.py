@@ -80,7 +80,7 @@ def pod(name="pod", number=1):
     return Pod.of(name, {GPU: number})
 
 
-async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubelet, ready, vendor, short_tmp):
+async def test_a_pod_gets_the_vendors_answer_after_the_service(scrub_server, kubelet, ready, vendor, short_tmp):
     scrub_server.say(*(gpu(number) for number in range(2)))
     scrub_server.receipts = {name: f"/state/receipts/of-{name}" for name in IDS}
     await ready()
@@ -91,7 +91,7 @@ async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubele
 
     scrub_server.answer = acquired
     assert (await kubelet.run(pod(number=2))).phase is not Phase.FAILED
-    assert order[0] == []  # the vendor is asked after the gate
+    assert order[0] == []  # the vendor is asked after the service
     assert sorted(vendor.asked) == IDS
     answer = await allocate(short_tmp, *IDS)
     [response] = answer.container_responses
@@ -331,7 +331,7 @@ async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, ready, vend
 
 
 async def test_an_allocate_asks_a_vendor_that_registers_again(scrub_server, kubelet, ready, vendor):
-    """While the gate proves the devices, the vendor's plugin gets a new connection."""
+    """While the service proves the devices, the vendor's plugin gets a new connection."""
     await ready()
 
     async def acquired(devices) -> None:

@@ -99,7 +99,7 @@ $(POD_IP):{{ . | int }}
 
 {{- define "autoclave.dra.args" -}}
 - --driver-name={{ include "autoclave.dra.driver" . }}
-{{- if include "autoclave.gated" . }}
+{{- if include "autoclave.dra-in-front" . }}
 - --vendor-registry-dir={{ .Values.dra.inFrontOf.registrarDirectory }}
 {{- if include "autoclave.dra.taints" . }}
 - --taint-rules

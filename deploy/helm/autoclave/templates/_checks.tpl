@@ -69,7 +69,7 @@
     {{- fail (printf "plugin.%s: the DRA driver has no such choice; with dra.enabled leave it at %v" $name $default) -}}
     {{- end -}}
   {{- end -}}
-  {{- if include "autoclave.gated" . -}}
+  {{- if include "autoclave.dra-in-front" . -}}
     {{- range $name, $most := dict "pluginsDir" 28 "registryDir" 38 -}}
       {{- if gt (len (index $v.kubelet $name)) (int $most) -}}
       {{- fail (printf "kubelet.%s: with dra.inFrontOf it is too long for the path of a socket; it may have %d characters" $name (int $most)) -}}
@@ -124,7 +124,7 @@
 {{- if $v.cdi.generate -}}
   {{- if not (include "autoclave.real" .) -}}
   {{- fail "cdi.generate: simulated GPUs have a CDI specification of their own; leave it off" -}}
-  {{- else if or (include "autoclave.in-front" .) (include "autoclave.gated" .) -}}
+  {{- else if or (include "autoclave.in-front" .) (include "autoclave.dra-in-front" .) -}}
   {{- fail "cdi.generate: the plugin or driver behind ours writes the CDI specification itself; leave it off" -}}
   {{- else if not (include "autoclave.by-cdi" .) -}}
   {{- fail "cdi.generate: plugin.strategy uses no CDI; leave it off, or add cdi-cri to plugin.strategy" -}}
@@ -170,7 +170,7 @@
 {{- fail (printf "serviceMonitor.enabled: %s is not the beginning of a Service's name; set fullnameOverride to one that begins with a letter" (include "autoclave.fullname" .)) -}}
 {{- end -}}
 {{- include "autoclave.checks.places" . -}}
-{{- if and .Release.IsInstall (not $v.policy.afterObserve) (or (include "autoclave.in-front" .) (include "autoclave.gated" .)) (include "autoclave.scrubs" .) -}}
+{{- if and .Release.IsInstall (not $v.policy.afterObserve) (or (include "autoclave.in-front" .) (include "autoclave.dra-in-front" .)) (include "autoclave.scrubs" .) -}}
 {{- fail "policy.shipped: the plugin or driver behind ours still hands out GPUs, and a scrub would overwrite them; install with policy.shipped=observe, and choose another policy by `helm upgrade` when the other one registers with ours on all nodes (docs/in-front.md#switch); a tool that renders each change as a first install sets policy.afterObserve=true then" -}}
 {{- end -}}
 {{- end -}}

@@ -74,13 +74,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- /* Whether our DRA driver stands in front of another one, and whose claims it answers. */ -}}
-{{- define "autoclave.gated" -}}
+{{- define "autoclave.dra-in-front" -}}
 {{- if and .Values.dra.enabled .Values.dra.inFrontOf.registrarDirectory -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether it taints quarantined devices of the other driver: older clusters have no DeviceTaintRule. */ -}}
 {{- define "autoclave.dra.taints" -}}
-{{- if and (include "autoclave.gated" .) .Values.dra.inFrontOf.taintRules (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) -}}yes{{- end -}}
+{{- if and (include "autoclave.dra-in-front" .) .Values.dra.inFrontOf.taintRules (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* Whether the device plugin stands in front of a vendor's. */ -}}
@@ -89,12 +89,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "autoclave.dra.driver" -}}
-{{- ternary .Values.dra.inFrontOf.driverName .Values.dra.driverName (eq (include "autoclave.gated" .) "yes") -}}
+{{- ternary .Values.dra.inFrontOf.driverName .Values.dra.driverName (eq (include "autoclave.dra-in-front" .) "yes") -}}
 {{- end -}}
 
 {{- /* Where its own socket is, below the kubelet's directory of plugins. */ -}}
 {{- define "autoclave.dra.place" -}}
-{{ .Values.kubelet.pluginsDir }}/{{ ternary "autoclave" .Values.dra.driverName (eq (include "autoclave.gated" .) "yes") }}
+{{ .Values.kubelet.pluginsDir }}/{{ ternary "autoclave" .Values.dra.driverName (eq (include "autoclave.dra-in-front" .) "yes") }}
 {{- end -}}
 
 {{- define "autoclave.real" -}}

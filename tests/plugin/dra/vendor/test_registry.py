@@ -1,4 +1,4 @@
-"""The sockets that the gate shows to the kubelet."""
+"""The sockets that the driver in front shows to the kubelet."""
 
 import asyncio
 import os
@@ -30,17 +30,17 @@ def test_names_fit_and_differ(vendor):
     assert len({*names, vendor_registry.socket_name(DraConfig(), Path(f"x{vendor}"))}) == 3
     for name in names:
         assert len(os.fsencode(DraConfig().registry_dir / f"{name}-reg.sock")) <= MAX_PATH_BYTES
-        assert len(os.fsencode(DraConfig().gate_dir / f"{name}.sock")) <= MAX_PATH_BYTES
+        assert len(os.fsencode(DraConfig().in_front_dir / f"{name}.sock")) <= MAX_PATH_BYTES
 
 
-async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
+async def test_a_driver_that_bypasses_autoclave_is_named(short_tmp):
     """Its registry directory was not moved: the kubelet calls it, and nothing is proven."""
     chosen = DraConfig(driver="gpu.nvidia.com", plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
     vendor = short_tmp / "vendor"
-    for folder in (chosen.gate_dir, chosen.registry_dir, vendor):
+    for folder in (chosen.in_front_dir, chosen.registry_dir, vendor):
         folder.mkdir()
-    left = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.gate_dir / "autoclave-a-1.sock"]
-    for path in left:  # of a gate that was killed: the kubelet would call it for ever
+    left = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.in_front_dir / "autoclave-a-1.sock"]
+    for path in left:  # of a driver that was killed: the kubelet would call it for ever
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
     counters = DraCounters(CollectorRegistry())
@@ -60,9 +60,9 @@ async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
     await asyncio.wait({running})
 
 
-def test_a_gate_that_is_bypassed_is_not_ready():
+def test_a_driver_that_is_bypassed_is_not_ready():
     counters = DraCounters(CollectorRegistry())
     counters.bypass = "gpu.nvidia.com-reg.sock"
     listing = Listing(cast(client.ScrubberClient, None), own_devices("nvidia.com", MigStrategy.MIXED))
     why = DraReadiness(listing, counters, "gpu.nvidia.com").obstacles()
-    assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)
+    assert any("nothing is proven: the kubelet finds gpu.nvidia.com, and not Autoclave," in line for line in why)

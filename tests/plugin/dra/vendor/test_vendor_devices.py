@@ -97,7 +97,7 @@ class Cluster:
 
     @asynccontextmanager
     async def registrar(self):
-        """The registration socket of the gate."""
+        """The registration socket of Autoclave."""
         async with asyncio.timeout(WITHIN):
             await self.watch.until((self.registry / f"autoclave-{self.called}-reg.sock").exists)
         async with grpc.aio.insecure_channel(f"unix:{self.registry}/autoclave-{self.called}-reg.sock") as channel:
@@ -135,11 +135,11 @@ class Cluster:
         devices = [await asyncio.to_thread(self.service.settled, index, "granted", "clean") for index in range(2)]
         return [device.state for device in devices]
 
-    def start_gate(self, instance=""):
+    def start_ours(self, instance=""):
         work = driver_process._work(replace(self.chosen, instance=instance), self.folder, InFlight())
         self.programs.append(asyncio.create_task(work))
 
-    async def stop_gates(self):
+    async def stop_ours(self):
         for program in self.programs:
             program.cancel()
         await asyncio.wait(self.programs)
@@ -156,9 +156,9 @@ async def cluster(service, short_tmp, monkeypatch):
     monkeypatch.setattr(sockets, "POLL_EVERY", 6 * WITHIN)
     watching = asyncio.create_task(cluster.watch.run())
     await cluster.vendor.serve()
-    cluster.start_gate()
+    cluster.start_ours()
     yield cluster
-    await cluster.stop_gates()
+    await cluster.stop_ours()
     await cluster.vendor.kill()
     watching.cancel()
 
@@ -176,7 +176,7 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
 
 
-async def test_a_claims_pods_are_let_in_behind_the_gate(cluster, service):
+async def test_a_claims_pods_are_let_in_behind_autoclave(cluster, service):
     cluster.allocate("a", 0, pods=("pod-a", "pod-b"))
     assert (await cluster.prepare("a")).error == ""
     async with admin_client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
@@ -263,7 +263,7 @@ async def test_a_claim_can_end_while_the_api_server_is_away(cluster):
     assert await cluster.states() == ["clean", "clean"]
 
 
-async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
+async def test_the_kubelet_registers_autoclave_as_the_vendor(cluster):
     async with cluster.registrar() as registrar:
         info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name) == ("DRAPlugin", VENDOR_DRIVER)
@@ -296,7 +296,7 @@ async def test_registrations_of_other_drivers_stay_unchanged(cluster):
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-async def test_the_kubelet_loses_the_gate_together_with_the_vendor(cluster, end):
+async def test_the_kubelet_loses_autoclave_together_with_the_vendor(cluster, end):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
     await getattr(cluster.vendor, end)()
@@ -307,23 +307,23 @@ async def test_the_kubelet_loses_the_gate_together_with_the_vendor(cluster, end)
     assert await cluster.states() == ["clean", "clean"]
 
 
-async def test_a_claim_ends_after_restarts_of_gate_and_service(cluster, service):
+async def test_a_claim_ends_after_restarts_of_driver_and_service(cluster, service):
     cluster.allocate("a", 0)
     answer = await cluster.prepare("a")
-    await cluster.stop_gates()
+    await cluster.stop_ours()
     service.kill()
     await asyncio.to_thread(service.start)
-    cluster.start_gate()
+    cluster.start_ours()
     assert await cluster.prepare("a") == answer
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
 
 
-async def test_old_and_new_gate_answer_alike_during_an_update(cluster):
+async def test_old_and_new_driver_answer_alike_during_an_update(cluster):
     """The kubelet calls one of two, and no rule says which."""
     cluster.allocate("a", 0)
     answer = await cluster.prepare("a")
-    cluster.start_gate("next")
+    cluster.start_ours("next")
     await cluster.until_shown(VENDOR_DRIVER, f"{VENDOR_DRIVER}-next")
     cluster.called = f"{VENDOR_DRIVER}-next"
     assert await cluster.prepare("a") == answer

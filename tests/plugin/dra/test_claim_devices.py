@@ -1,11 +1,11 @@
-"""What the gate of claims asks a scrub service that the test speaks for."""
+"""What is asked for claims of a scrub service that the test speaks for."""
 
 import asyncio
 
 import pytest
 
 from ground.errors import NotReady, Reason, Refused
-from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_devices import ClaimDevices
 from scrub_api import client
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, no
@@ -16,10 +16,10 @@ async def test_a_claim_gives_back_what_the_service_says_it_has(door, followed):
     door.say(gpu(0), gpu(1))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
-        gate, until = ClaimGate(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
-        await gate.take("a", {"gpu-0000"}, ("pod",), until, "")
-        await gate.give_back("a", until, "")
-        await gate.give_back("a", until, "")
+        claim_devices, until = ClaimDevices(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
+        await claim_devices.take("a", {"gpu-0000"}, ("pod",), until, "")
+        await claim_devices.give_back("a", until, "")
+        await claim_devices.give_back("a", until, "")
     assert door.asked == [("acquire", ("GPU-0000",)), ("release", ()), ("release", ())]
 
 
@@ -29,17 +29,18 @@ async def test_an_older_list_gives_a_claim_no_device(door, followed):
     door.answer = no(Refused(Reason.SCRUB_FAILED, "cannot hand out GPU-0000: its scrub failed"))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
-        gate, until = ClaimGate(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
+        claim_devices, until = ClaimDevices(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
         with pytest.raises(Refused, match="its scrub failed"):
-            await gate.take("a", {"gpu-0000"}, (), until, "")
+            await claim_devices.take("a", {"gpu-0000"}, (), until, "")
 
 
 async def test_a_device_of_another_claim_is_not_asked_for(door, followed):
     door.say(gpu(0, owner="b"))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
+        deadline = asyncio.get_running_loop().time() + 0.1
         with pytest.raises(NotReady, match="GPU-0000 still belongs to another claim"):
-            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, (), asyncio.get_running_loop().time() + 0.1, "")
+            await ClaimDevices(scrubber, listing).take("a", {"gpu-0000"}, (), deadline, "")
     assert door.asked == []
 
 
@@ -47,8 +48,8 @@ async def test_devices_are_not_clean_while_the_service_is_away(door, followed):
     door.say(gpu(0))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
-        gate = ClaimGate(scrubber, listing)
-        assert await gate.until_clean("a", {"GPU-0000"}, 0.1)
+        claim_devices = ClaimDevices(scrubber, listing)
+        assert await claim_devices.until_clean("a", {"GPU-0000"}, 0.1)
         await door.close()
         listing.distrust()
-        assert not await gate.until_clean("a", {"GPU-0000"}, 0.1)
+        assert not await claim_devices.until_clean("a", {"GPU-0000"}, 0.1)

@@ -19,7 +19,7 @@ from scrub_api import client, request_limits
 from scrub_api.device_messages import GrantedDevice
 
 A = TypeVar("A")
-logger = log.get("gate")
+logger = log.get("hooks")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
@@ -34,7 +34,7 @@ SHOWN_WITHIN = 0.3  # seconds that a refusal waits until the unhealthy list is s
 SETTLING = 0.1  # seconds for the kubelet to process that list
 
 
-class Gate:
+class Hooks:
     """Asks the scrub service for the devices that the kubelet requests."""
 
     def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:

@@ -16,13 +16,13 @@ from tests.cluster.installed import GPUS
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 
 VENDOR = "gpu.vendor.example"
-REGISTRAR = Path("/var/lib/kubelet/plugins/gated")
+REGISTRAR = Path("/var/lib/kubelet/plugins/containers_wait")
 VALUES = {
     **generate.OVERLAYS["simulated"],
     "policy": {"afterObserve": True},  # nothing uses the GPUs before the other one is here
     "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},
 }
-FENCE = None  # behind one, the other driver names block devices, and the gate lets containers have no such node
+FENCE = None  # behind one, the other driver names block devices, and ours lets containers have no such node
 SLICE = resource_slices.slice_name(VENDOR, NODE)
 
 
@@ -69,7 +69,7 @@ async def test_the_gate_of_the_chart_answers_for_the_other_driver(claims, instal
         assert any(name.startswith(f"default/{pod}-") for name in done)
 
 
-async def test_a_claim_survives_an_update_of_the_gate(claims, installed):
+async def test_a_claim_survives_an_update_of_our_driver(claims, installed):
     cluster = claims.cluster
     await claims.hold("holder", GPUS)
     await installed.update("autoclave-dra")

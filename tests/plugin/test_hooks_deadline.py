@@ -9,7 +9,7 @@ import pytest
 
 from ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from plugin.devices import Device, MigStrategy, own_devices
-from plugin.gate import ALLOCATE_WITHIN, Gate
+from plugin.hooks import ALLOCATE_WITHIN, Hooks
 from plugin.listing import Listing
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from tests.service.virtual import VirtualLoop
@@ -70,7 +70,7 @@ async def took(service) -> float:
     [device] = listing.shown("nvidia.com/gpu")
     assert isinstance(device, Device)
     with nullcontext() if isinstance(service, RestartingService) else pytest.raises(AutoclaveError):
-        await Gate(service, listing).acquire("nvidia.com/gpu", [device])
+        await Hooks(service, listing).acquire("nvidia.com/gpu", [device])
     seconds = clock() - began
     following.cancel()
     await reading.aclose()

@@ -32,7 +32,7 @@ _FINAL = frozenset(
 )
 
 
-class ClaimGate:
+class ClaimDevices:
     """Asks the scrub service for the devices of claims."""
 
     def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
