@@ -177,7 +177,9 @@ class QueryScope:
     def silent_nodes(self) -> str:
         """The silent nodes, with 1 if the service is silent, 2 if the plugin or DRA driver is, and 3 if both are."""
         parts = ((1, "service", BUILD), (2, "plugin", plugin.BUILD), (2, "plugin", plugin.DRA_BUILD))
-        arms = (f'label_replace(0 * ({self.silent(alive)}) + {n}, "part", "{it}", "", "")' for n, it, alive in parts)
+        arms = (
+            f'label_replace(0 * ({self.silent(alive)}) + {n}, "part", "{part}", "", "")' for n, part, alive in parts
+        )
         return sum_of(" or ".join(arms), *PLACE)
 
     def not_ready(self) -> str:

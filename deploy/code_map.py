@@ -34,7 +34,7 @@ def text() -> str:
 def _sections(room: Path) -> Iterator[str]:
     """One table for the files of a room, and one for those of each room in it."""
     order = {name: place for place, name in enumerate(_below(f"{room.name}: floors"))}
-    inside = sorted(room.iterdir(), key=lambda it: (order.get(it.stem, -1), it.name))
+    inside = sorted(room.iterdir(), key=lambda path: (order.get(path.stem, -1), path.name))
     rows = [f"| `{file.name}` | {_sentences(file)[0]} |{_names(file)}" for file in inside if _is_written(file)]
     if (room / "__init__.py").exists():
         sentences = _sentences(room / "__init__.py")

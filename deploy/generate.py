@@ -129,7 +129,7 @@ def _overlay(old: dict[str, list[Object]], new: dict[str, list[Object]]) -> Iter
     """The files of an overlay: objects that the base does not have, and the patches that change and remove others."""
     before, after = ({key(doc): doc for docs in made.values() for doc in docs} for made in (old, new))
     resources, patches = ["../../base"], list[Object]()
-    if more := [doc for it, doc in after.items() if it not in before]:
+    if more := [doc for name, doc in after.items() if name not in before]:
         resources.append(MORE)
         yield MORE, _text(more)
     for it, doc in before.items():

@@ -167,7 +167,7 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
 
 
 def _read(action: str) -> RequiredAction | None:
-    return next((it for it in RequiredAction if it.value == action), None)
+    return next((known for known in RequiredAction if known.value == action), None)
 
 
 def _as_asked(rules: Xids, code: int, action: str) -> Treatment:

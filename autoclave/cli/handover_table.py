@@ -128,13 +128,13 @@ def _fence(row: TenancyRow) -> dict[str, object]:
     """What the closing receipt says of others; nothing where it is not known."""
     if row.closed is None:
         return {"fence": "", **dict.fromkeys(OTHERS), "closing_signature": ""}
-    said, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
-    known, later = said.mode is not FenceMode.OFF, row.closed.until_wiped
-    flaws = *said.flaws, *_later_flaws(row.closed)
+    guarded, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
+    known, later = guarded.mode is not FenceMode.OFF, row.closed.until_wiped
+    flaws = *guarded.flaws, *_later_flaws(row.closed)
     return {
-        "fence": ", ".join([said.mode.value, *flaws]) if known else f"not known: {said.why}",
-        "others_let_through": said.let_through if known else None,
-        "others_refused": said.refused if known else None,
+        "fence": ", ".join([guarded.mode.value, *flaws]) if known else f"not known: {guarded.why}",
+        "others_let_through": guarded.let_through if known else None,
+        "others_refused": guarded.refused if known else None,
         "others_until_wiped": later.let_through if later.mode is not FenceMode.OFF else None,
         "closing_signature": signer,
     }
@@ -143,13 +143,13 @@ def _fence(row: TenancyRow) -> dict[str, object]:
 def _others(row: TenancyRow) -> str:
     if row.closed is None:
         return ""
-    said = row.closed.ended.guarded
-    if said.mode is FenceMode.OFF:
+    guarded = row.closed.ended.guarded
+    if guarded.mode is FenceMode.OFF:
         return "not known"
     later = row.closed.until_wiped.let_through
     wiped = [f"{later} let through until it was wiped"] if later else []
-    asked = f"{quantity(said.let_through, 'question')} let through, {said.refused} refused"
-    return ", ".join([asked, *wiped, *said.flaws, *_later_flaws(row.closed)])
+    asked = f"{quantity(guarded.let_through, 'question')} let through, {guarded.refused} refused"
+    return ", ".join([asked, *wiped, *guarded.flaws, *_later_flaws(row.closed)])
 
 
 def _later_flaws(closed: TenancyClosed) -> list[str]:

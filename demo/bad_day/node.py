@@ -55,17 +55,17 @@ class PipedProgram(ServiceProgram):
 
     async def start(self) -> None:
         """Start the process and return; the process is not ready yet."""
-        ours, its = os.pipe()
+        reads, writes = os.pipe()
         try:
             with self.log.open("ab") as log:
-                self._log = await asyncio.create_subprocess_exec("cat", stdin=ours, stdout=log)
+                self._log = await asyncio.create_subprocess_exec("cat", stdin=reads, stdout=log)
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "autoclave", *self.arguments),
-                stdin=asyncio.subprocess.DEVNULL, stdout=its, stderr=its, start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL, stdout=writes, stderr=writes, start_new_session=True,
             )  # fmt: skip
         finally:
-            os.close(ours)
-            os.close(its)
+            os.close(reads)
+            os.close(writes)
 
     async def end(self, number: signal.Signals) -> int | None:
         """Send a signal, then wait for the process and its log. Return the exit status, or None if it did not run."""

@@ -81,7 +81,7 @@ class Cluster:
 
     def listed(self, driver: str) -> Iterator[tuple[Object, bool]]:
         """The same, with the devices as the slices describe them."""
-        return ((device, _is_offered(device)) for its, device in self._listed() if its["driver"] == driver)
+        return ((device, _is_offered(device)) for found, device in self._listed() if found["driver"] == driver)
 
     # -- for the kubelet
 

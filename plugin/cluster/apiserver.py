@@ -205,22 +205,22 @@ async def call(verb: str, what: str, within: float | None) -> AsyncIterator[None
 
 
 def _failure(error: httpx2.HTTPStatusError, right: str) -> Failure:
-    code, said = _code(error), _one_line(error)
+    code, text = _code(error), _one_line(error)
     match code:
         case HTTPStatus.UNAUTHORIZED:
-            return Failure(FailureKind.FORBIDDEN, f"the API server does not accept the credentials: {said}")
+            return Failure(FailureKind.FORBIDDEN, f"the API server does not accept the credentials: {text}")
         case HTTPStatus.FORBIDDEN:
-            return Failure(FailureKind.FORBIDDEN, f"the right to {right} is missing: {said}")
+            return Failure(FailureKind.FORBIDDEN, f"the right to {right} is missing: {text}")
         case HTTPStatus.NOT_FOUND:
-            return Failure(FailureKind.MISSING, f"cannot {right}, the object does not exist: {said}")
+            return Failure(FailureKind.MISSING, f"cannot {right}, the object does not exist: {text}")
         case HTTPStatus.TOO_MANY_REQUESTS:
             return Failure(FailureKind.BUSY, "the API server is busy", _retry_after(error))
         case HTTPStatus.GONE:
-            return Failure(FailureKind.STALE, f"the API server has forgotten the state before {right}: {said}")
+            return Failure(FailureKind.STALE, f"the API server has forgotten the state before {right}: {text}")
         case HTTPStatus.CONFLICT:
-            return Failure(FailureKind.STALE, f"another client changed the object before {right}: {said}")
+            return Failure(FailureKind.STALE, f"another client changed the object before {right}: {text}")
         case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return Failure(FailureKind.REFUSED, f"the API server refuses to {right}: {said}")
+            return Failure(FailureKind.REFUSED, f"the API server refuses to {right}: {text}")
         case _:
             return Failure(FailureKind.AWAY, f"the API server failed with status {code}", _retry_after(error))
 
@@ -244,8 +244,8 @@ def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
 
 
 def _one_line(error: Exception) -> str:
-    said = " ".join(f"{error}".split()) or type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in said)[:_MOST_QUOTED]
+    text = " ".join(f"{error}".split()) or type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MOST_QUOTED]
 
 
 def _node(node: NodeModel) -> ClusterNode:

@@ -33,5 +33,5 @@ def successor(record: Record, records: Iterable[Record]) -> str | None:
     address, quarantine = record.device.pci_address, record.health.quarantine
     if quarantine is None or address is None or record.device.parent is not None:
         return None
-    there = (it for it in records if it.device.pci_address == address and it.device.parent is None)
-    return next((it.device.uuid for it in there if it.health.quarantine is None), None)
+    there = (other for other in records if other.device.pci_address == address and other.device.parent is None)
+    return next((other.device.uuid for other in there if other.health.quarantine is None), None)

@@ -59,7 +59,7 @@ def _ailments(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ai
         yield Ailment(AilmentKind.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
     if vitals.signs:  # seldom, and this runs in every round
         serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
-        for sign in sorted(vitals.signs, key=lambda it: list(AILMENTS).index(it.kind)):
+        for sign in sorted(vitals.signs, key=lambda sign: list(AILMENTS).index(sign.kind)):
             if sign.kind in serious:
                 yield Ailment(sign.kind, sign.detail)
 

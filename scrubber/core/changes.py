@@ -76,10 +76,10 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
             _demand(scrubs.receipt is not None and grant.receipt == scrubs.receipt.id, "the grant has another receipt")
             _demand(health.ailment is None, "the device has an ailment")
             given = _granted(tenancy, grant, at)
-            its = scrubs.receipt
-            if its is not None and given.number != tenancy.number:
-                its = replace(its, envelope="")  # it names the hand-over that has ended
-            return replace(record, tenancy=given, scrubs=replace(scrubs, receipt=its, half_cleared=False, soiled=0))
+            receipt = scrubs.receipt
+            if receipt is not None and given.number != tenancy.number:
+                receipt = replace(receipt, envelope="")  # it names the hand-over that has ended
+            return replace(record, tenancy=given, scrubs=replace(scrubs, receipt=receipt, half_cleared=False, soiled=0))
         case ev.GrantedUnproven(grant):
             used = replace(scrubs, receipt=None, half_cleared=False, soiled=0)
             return replace(record, tenancy=_granted(tenancy, grant, at), scrubs=used)

@@ -200,7 +200,7 @@ def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None
         return _worse(record.health.ailment, record, facts.vitals, policy)
     now = diagnose(facts.vitals, record.health.baseline, policy)
     # Count an ailment that was found in use: the quarantine sets a new baseline, so it is not diagnosed again.
-    return worst(it for it in (record.health.ailment, now) if it is not None)
+    return worst(ailment for ailment in (record.health.ailment, now) if ailment is not None)
 
 
 def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:

@@ -36,13 +36,15 @@ def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]
             seen.clear()
         if not isinstance(entry.event, ev.Soiled | ev.ScrubFailed) or not 0 <= uptime - entry.at.uptime <= LATELY:
             continue
-        came: dict[tuple[str | None, str] | None, Holder | None] = {_who(it): it for it in entry.event.holders}
+        came: dict[tuple[str | None, str] | None, Holder | None] = {
+            _who(holder): holder for holder in entry.event.holders
+        }
         if entry.event.unnamed:
             came[None] = None
         for who, holder in came.items():
             seen.setdefault(who, []).append(holder)
     uses = (RepeatedUse(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
-    return tuple(sorted(uses, key=lambda it: -it.times))
+    return tuple(sorted(uses, key=lambda use: -use.times))
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:

@@ -13,9 +13,11 @@ def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
     domain = record.device.reset_domain
     if domain is None:
         return []
-    return [it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid]
+    others = (other for other in records if other.device.uuid != record.device.uuid)
+    return [other for other in others if other.device.reset_domain == domain]
 
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
     """Whether a sibling is being reset, or is about to be."""
-    return any(it.scrubs.job is not None and it.scrubs.job.begun is Step.RESET for it in siblings(record, records))
+    jobs = (sibling.scrubs.job for sibling in siblings(record, records))
+    return any(job is not None and job.begun is Step.RESET for job in jobs)

@@ -58,7 +58,8 @@ def tenancies(entries: Iterable[LedgerEntry]) -> list[TenancyRow]:
     devices: dict[str, _Device] = {}
     for entry in entries:
         devices.setdefault(entry.device, _Device(entry.device)).add(entry)
-    return sorted((it for device in devices.values() for it in device.all()), key=lambda it: (it.began, it.device))
+    found = (tenancy for device in devices.values() for tenancy in device.all())
+    return sorted(found, key=lambda tenancy: (tenancy.began, tenancy.device))
 
 
 class _Device:
@@ -110,7 +111,7 @@ class _Device:
 
     def _cleaned(self, receipt: Receipt) -> None:
         rest = self._complete[self._wiped :]
-        self._complete[self._wiped :] = [replace(it, wipe=it.wipe or receipt) for it in rest]
+        self._complete[self._wiped :] = [replace(tenancy, wipe=tenancy.wipe or receipt) for tenancy in rest]
         self._wiped = len(self._complete)
         if self._paused is not None and self._next is None:
             self._wipe = self._wipe or receipt

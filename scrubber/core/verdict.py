@@ -165,7 +165,7 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     )
     faults = [fault for fault in checks if fault is not None]
     if faults:  # a fault of the device counts first
-        return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
+        return min(faults, key=lambda fault: fault.blame is not Blame.DEVICE)
     return _measurements(job, done)
 
 
@@ -217,7 +217,7 @@ def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
     """
     first = record.scrubs.node_or_device
     failed_at = first.uptime if first is not None else math.inf
-    receipts = (it.scrubs.receipt for it in others if it.device.uuid != record.device.uuid)
+    receipts = (other.scrubs.receipt for other in others if other.device.uuid != record.device.uuid)
     return any(
         receipt is not None and receipt.incarnation == record.incarnation and receipt.finished.uptime > failed_at
         for receipt in receipts
@@ -273,7 +273,7 @@ def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[s
 
 def measured(measurements: Measurements) -> dict[str, Any]:
     """The measurements by field name, to build a receipt or a view of it."""
-    return {it.name: getattr(measurements, it.name) for it in fields(Measurements)}
+    return {measurement.name: getattr(measurements, measurement.name) for measurement in fields(Measurements)}
 
 
 def digest_of(receipt: Receipt) -> str:
@@ -436,8 +436,9 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
 def _measurements(job: Job, done: Done) -> Measurements:
     """The measurements of a job that passed. Of two coverages the smaller one counts."""
     found = [result.findings for result in job.results]
-    clears = [it for it in found if isinstance(it, Cleared)]
-    holders = {(who.pid, who.started) for it in found if isinstance(it, Evicted | InTheWay) for who in it.holders}
+    clears = [result for result in found if isinstance(result, Cleared)]
+    named = (result.holders for result in found if isinstance(result, Evicted | InTheWay))
+    holders = {(holder.pid, holder.started) for several in named for holder in several}
     uncovered = tuple(part for part in done.clear.uncovered if part.bytes)
     unexplained = done.allocatable - done.covered - sum(part.bytes for part in uncovered)
     if unexplained:
@@ -447,7 +448,7 @@ def _measurements(job: Job, done: Done) -> Measurements:
         allocatable_bytes=done.allocatable,
         residue_bytes=sum(clear.residue_bytes for clear in clears),
         processes_found=len(holders),
-        processes_terminated=sum(len(it.terminated) for it in found if isinstance(it, Evicted)),
+        processes_terminated=sum(len(result.terminated) for result in found if isinstance(result, Evicted)),
         residue_at=tuple(sorted({at for clear in clears for at in clear.residue_at})),
         uncovered=uncovered,
         patterns=done.clear.patterns,
@@ -468,7 +469,7 @@ def _searched(clears: list[Cleared]) -> int | None:
     """
     if clears[-1].searched_bytes != 0:
         return clears[-1].searched_bytes
-    return max(it.covered_bytes if it.searched_bytes is None else it.searched_bytes for it in clears)
+    return max(clear.covered_bytes if clear.searched_bytes is None else clear.searched_bytes for clear in clears)
 
 
 def _read_last(job: Job) -> Vitals | None:

@@ -72,7 +72,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.append(each)
         yield each
         several = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        unread += [it for it in (each.__cause__, each.__context__, *several) if it is not None]
+        unread += [cause for cause in (each.__cause__, each.__context__, *several) if cause is not None]
 
 
 def _lack_behind(error: BaseException) -> str | None:

@@ -75,17 +75,17 @@ def guard(
 
         @cache
         def terms(device: str) -> Terms:
-            said = policy(device)
-            namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
-            units = (*said.fence.exempt.all_units, *config.exempt_unit)
-            names = said.exempt_names(config.exempt_unit, config.operator_namespace)
+            chosen = policy(device)
+            namespaces = (*chosen.evict.operator_namespaces, *config.operator_namespace)
+            units = (*chosen.fence.exempt.all_units, *config.exempt_unit)
+            names = chosen.exempt_names(config.exempt_unit, config.operator_namespace)
             with looking:
                 groups = exempt.groups(units, namespaces) if has_pods else frozenset[int]()
             return Terms(
-                refuse=said.fence_mode is FenceMode.REFUSE and has_pods,
-                held=tree.pods if said.fence_mode is FenceMode.HOLD and has_pods else None,
-                fenced=said.fence_mode is not FenceMode.OFF,
-                lease=said.fence.lease,
+                refuse=chosen.fence_mode is FenceMode.REFUSE and has_pods,
+                held=tree.pods if chosen.fence_mode is FenceMode.HOLD and has_pods else None,
+                fenced=chosen.fence_mode is not FenceMode.OFF,
+                lease=chosen.fence.lease,
                 exempt=groups,
                 exempt_digest=digest(names) if names else "",
                 namespaces=frozenset(namespaces),

@@ -83,7 +83,7 @@ class SqliteStore:
             with database.transaction(connection):
                 grown = database.insert(connection, self._frontier, new)
             # A row of the node says nothing about proofs, so an older copy must stay recognisable after it.
-            self._acknowledge(grown, vouch=any(not isinstance(it.event, events.OF_NODE) for it in drafts))
+            self._acknowledge(grown, vouch=any(not isinstance(draft.event, events.OF_NODE) for draft in drafts))
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
 
     def write_note(self, kind: str, at: Moment, body: object) -> None:

@@ -43,9 +43,9 @@ class ByList:
         question = partial(self._ask, uuid, driver.read_incarnation, driver.backend.has_holders)
         return await driver.caller.ask(uuid, question, driver.patience)
 
-    async def sighting(self, record: Record, said: DriverList | None, purpose: Purpose) -> Sighting | None:
+    async def sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
         """What the list shows; None if it is not enough, or if it takes too long: no fault of the device."""
-        question = partial(self._sighting, record, said, purpose)
+        question = partial(self._sighting, record, driver_list, purpose)
         try:
             return await self._driver.caller.ask(f"list {record.device.uuid}", question, self._driver.patience)
         except DeviceError:
@@ -54,7 +54,7 @@ class ByList:
     async def all(self, records: Sequence[Record]) -> dict[str, Sighting]:
         """``Observer.all_for_round``, before the facts are made of it."""
         incarnation = cache(self._driver.read_incarnation)  # the same for all devices
-        asked = {it.device.uuid: it for it in records if not self._health.is_late(it.device.uuid)}
+        asked = {record.device.uuid: record for record in records if not self._health.is_late(record.device.uuid)}
         questions = {uuid: partial(self._question, record, incarnation) for uuid, record in asked.items()}
         answers = await in_turn(self._driver.caller, "quick observation", questions, self._driver.patience)
         return {uuid: seen for uuid, seen in answers.items() if seen is not None}
@@ -88,24 +88,28 @@ class ByList:
                     raise
         return DriverList(at, incarnation, held, pids)
 
-    def _sighting(self, record: Record, said: DriverList | None, purpose: Purpose) -> Sighting | None:
+    def _sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
         """What the driver's list shows, or None if it is not enough."""
-        if said is None:
+        if driver_list is None:
             return None
         uuid, container = record.device.uuid, record.tenancy.container
-        listed = self._holders.named(uuid, said.pids) if said.pids else ()
-        if said.held and not said.pids:  # it has left, or holds the memory in a way that no list shows
+        listed = self._holders.named(uuid, driver_list.pids) if driver_list.pids else ()
+        if driver_list.held and not driver_list.pids:  # it has left, or holds the memory in a way that no list shows
             listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.
         fence = self._observed_since.fence_tells(uuid, self._driver.read_uses(uuid))
-        if listed is None and said.held and record.state is not State.SCRUBBING:
-            self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
-        known = Known(record, _answer(said, listed), fence, alive, self._observed_since.searched_ago(uuid))
-        return None if enough(purpose, known) is Look.SEARCH else Sighting(said.incarnation, listed, owner_alive=alive)
+        if listed is None and driver_list.held and record.state is not State.SCRUBBING:
+            self._observed_since.used(uuid, driver_list.at)  # by a process that has left, perhaps
+        known = Known(record, _answer(driver_list, listed), fence, alive, self._observed_since.searched_ago(uuid))
+        return (
+            None
+            if enough(purpose, known) is Look.SEARCH
+            else Sighting(driver_list.incarnation, listed, owner_alive=alive)
+        )
 
 
-def _answer(said: DriverList, listed: tuple[Holder, ...] | None) -> Listed:
+def _answer(driver_list: DriverList, listed: tuple[Holder, ...] | None) -> Listed:
     if listed is None:
         return Listed.NOTHING
-    return Listed.HOLDER if listed else Listed.UNSURE if said.held is None else Listed.NO_HOLDER
+    return Listed.HOLDER if listed else Listed.UNSURE if driver_list.held is None else Listed.NO_HOLDER

@@ -86,8 +86,8 @@ class DriverCalls:
 
     def read_uses(self, uuid: str) -> UseReading:
         """The fence, where it guards the device; else ``Backend.read_uses``."""
-        said = self.guard.read_uses(uuid) if self.guard is not None else None
-        return said if said is not None else self.backend.read_uses(uuid)
+        reading = self.guard.read_uses(uuid) if self.guard is not None else None
+        return reading if reading is not None else self.backend.read_uses(uuid)
 
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""

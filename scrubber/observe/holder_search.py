@@ -94,8 +94,8 @@ class HolderSearch:
         answer = await driver.caller.ask(uuid, partial(driver.listed, uuid, idle=idle), driver.patience)
         if answer is None:
             return None
-        incarnation, pids, said = answer
-        return None if pids - ours - self._workers else (incarnation, said)
+        incarnation, pids, reading = answer
+        return None if pids - ours - self._workers else (incarnation, reading)
 
     async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
         """The result with what the use counters say. They come last: they count a use that fell into the search.
@@ -104,9 +104,9 @@ class HolderSearch:
         """
         searched = [uuid for uuid in uuids if search.holders[uuid] is not None]
         answers = dict(zip(searched, await asyncio.gather(*map(self._ask_counter, searched)), strict=True))
-        said = {uuid: answer for uuid, answer in answers.items() if answer is not None}
+        readings = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
-        return replace(search, holders={**search.holders, **unknown}, readings=said)
+        return replace(search, holders={**search.holders, **unknown}, readings=readings)
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         listed = {uuid: self._listed[uuid] for uuid in asked}
@@ -174,7 +174,7 @@ class HolderSearch:
                 return None
             if not process:
                 return None
-            holders += [it for it in process if not self._is_ignored(ours, is_bystander, it)]
+            holders += [holder for holder in process if not self._is_ignored(ours, is_bystander, holder)]
         return tuple(holders)
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:

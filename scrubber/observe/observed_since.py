@@ -27,7 +27,7 @@ UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which t
 class Before:
     """What was known of a device when a search began."""
 
-    said: UseReading | None
+    reading: UseReading | None
     changes: int  # how often somebody else was let in, or nobody any more, or the device was doubted
     bystanders: object  # who does not count, as the policy says: it may change
 
@@ -88,14 +88,14 @@ class ObservedSince:
         self.used(device, now)
         self._since[device] = now, why
 
-    def read(self, device: str, said: UseReading) -> None:
+    def read(self, device: str, reading: UseReading) -> None:
         """The use counter has answered. Called by any thread.
 
         Answers may come in another order than they were given in: a smaller count is an older one.
         """
         with self._turn:
             before = self._readings.get(device)
-            self._readings[device], use = compared(before, said)
+            self._readings[device], use = compared(before, reading)
             if use is not None:
                 self._used(device, self.now().uptime, use.unsure)
 
@@ -106,9 +106,9 @@ class ObservedSince:
     def uses_since(self, device: str, uptime: float) -> Counted | None:
         """What the use counter counted last, if it has counted on and others have not used the device; else None."""
         with self._turn:
-            said, (used_at, _) = self._readings.get(device), self._used_at.get(device, (-math.inf, ""))
+            reading, (used_at, _) = self._readings.get(device), self._used_at.get(device, (-math.inf, ""))
             since, _ = self._since.get(device, (self._began, ""))
-            return said if isinstance(said, Counted) and max(used_at, since) <= uptime else None
+            return reading if isinstance(reading, Counted) and max(used_at, since) <= uptime else None
 
     def used(self, device: str, at: float) -> None:
         """A process used the device until this uptime at the latest, and has left. Called by any thread."""
@@ -123,28 +123,28 @@ class ObservedSince:
         self,
         device: str,
         seen: Sighting,
-        said: UseReading | None = None,
+        reading: UseReading | None = None,
         *,
         domain_resetting: bool,
         at: Moment | None = None,
     ) -> Facts:
         """The facts: what was seen, and since when. An observation that could not tell the holders does not count.
 
-        ``said``: what the counter has answered in this observation, if that was not told before. ``at``: its moment.
+        ``reading``: what the counter has answered in this observation, if that was not told before. ``at``: its moment.
 
         Between two answers of the fence there is no gap: the kernel has counted meanwhile.
 
         While the use counter cannot answer, nothing can be proven of the device, so its holders count as
         unknown, too.
         """
-        if said is not None:
-            self.read(device, said)
-        said, now = self._readings.get(device), at or self.now()
-        if isinstance(said, Missed):
-            seen = replace(seen, holders=None, shortage=seen.shortage or said.why)
+        if reading is not None:
+            self.read(device, reading)
+        reading, now = self._readings.get(device), at or self.now()
+        if isinstance(reading, Missed):
+            seen = replace(seen, holders=None, shortage=seen.shortage or reading.why)
         if seen.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
-            gap, fences = now.uptime - last, _counted(said) is not None
+            gap, fences = now.uptime - last, _counted(reading) is not None
             if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
@@ -167,7 +167,7 @@ class ObservedSince:
             used_by="",
             users_exempt=False,
             use_unsure=unsure,
-            use_reading=said,
+            use_reading=reading,
             owner_left=False,
             successor=None,
             withheld=False,
@@ -217,42 +217,42 @@ class ObservedSince:
 
         One that is not ``settled`` proves nothing that was not proven before.
         """
-        for device, said in answers.items():
-            self.read(device, said)
+        for device, reading in answers.items():
+            self.read(device, reading)
         at = self.now().uptime
         for device, begun in before.items():
-            open_to, uses, found = self._open_to.get(device), _counted(begun.said), holders[device]
+            open_to, uses, found = self._open_to.get(device), _counted(begun.reading), holders[device]
             names = open_to.names if isinstance(open_to, Container | Pods) else ()
-            alone = found is not None and all(it.container in names for it in found)
+            alone = found is not None and all(holder.container in names for holder in found)
             alone = alone and begun.changes == self._changes[device]
-            alone = alone and (settled or self._is_alone(device, begun.said))
+            alone = alone and (settled or self._is_alone(device, begun.reading))
             self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)
 
-    def resume(self, device: str, since: float, said: Counted) -> None:
+    def resume(self, device: str, since: float, reading: Counted) -> None:
         """An earlier run proved the device clean at ``since``, and its counter, which has counted on, said this then.
 
         That run observed the device until then.
         """
         with self._turn:
             self._since[device] = since, ""
-            self._readings[device] = said
-        self._searches[device] = LastSearch(uses=said.uses, alone=True, bystanders=self._bystanders(device))
+            self._readings[device] = reading
+        self._searches[device] = LastSearch(uses=reading.uses, alone=True, bystanders=self._bystanders(device))
 
     def searched_ago(self, device: str) -> float:
         """Seconds since the end of the last search."""
         return self.now().uptime - self._last_search(device).at
 
-    def fence_tells(self, device: str, said: UseReading | None = None) -> FenceTells:
+    def fence_tells(self, device: str, reading: UseReading | None = None) -> FenceTells:
         """What the fence has counted since the last search, and whom it lets in. ``said``: its newest answer."""
-        if said is not None:
-            self.read(device, said)
-        said, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
-        uses = _counted(said)
+        if reading is not None:
+            self.read(device, reading)
+        reading, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
+        uses = _counted(reading)
         opened = uses is not None and self._last_search(device).uses != uses
-        return FenceTells(self._is_alone(device, said), opened, open_to)
+        return FenceTells(self._is_alone(device, reading), opened, open_to)
 
-    def _is_alone(self, device: str, said: UseReading | None) -> bool:
-        uses, last = _counted(said), self._last_search(device)
+    def _is_alone(self, device: str, reading: UseReading | None) -> bool:
+        uses, last = _counted(reading), self._last_search(device)
         same = last.alone and last.bystanders == self._bystanders(device)
         return same and uses is not None and last.uses == uses
 
@@ -260,20 +260,20 @@ class ObservedSince:
         return self._searches.get(device, LastSearch())
 
 
-def _counted(said: UseReading | None) -> int | None:
+def _counted(reading: UseReading | None) -> int | None:
     """How many uses the fence has counted; None if another use counter answers, or none does."""
-    return said.uses if isinstance(said, Counted) and said.by is UseCounter.FENCE else None
+    return reading.uses if isinstance(reading, Counted) and reading.by is UseCounter.FENCE else None
 
 
-def compared(before: UseReading | None, said: UseReading) -> tuple[UseReading, Use | None]:
+def compared(before: UseReading | None, reading: UseReading) -> tuple[UseReading, Use | None]:
     """The later one of two answers of a use counter, and what they say of the time between.
 
     Of two counts of one use counter, the smaller one was given before: answers may come in another order.
     """
     match before:
-        case Counted(by, uses) if isinstance(said, Counted) and said.by == by and said.uses < uses:
+        case Counted(by, uses) if isinstance(reading, Counted) and reading.by == by and reading.uses < uses:
             return before, None
-    return said, _use_between(before, said)
+    return reading, _use_between(before, reading)
 
 
 def _use_between(before: UseReading | None, now: UseReading) -> Use | None:

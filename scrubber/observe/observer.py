@@ -113,7 +113,8 @@ class Observer:
         whose last health report was late.
         """
         seen = await self._list.all(records)
-        return {it.device.uuid: self._seen(it, seen[it.device.uuid]) for it in records if it.device.uuid in seen}
+        known = {record.device.uuid: record for record in records}
+        return {uuid: self._seen(record, seen[uuid]) for uuid, record in known.items() if uuid in seen}
 
     async def before_start(self, record: Record, starting_pod: str) -> Facts:
         """Facts for the start of a container."""
@@ -337,6 +338,7 @@ def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
 
     A sibling that is recorded as gone, and that could not be observed, does not count.
     """
-    if any(holders[it.device.uuid] or it.state in BUSY_STATES for it in siblings):
+    if any(holders[sibling.device.uuid] or sibling.state in BUSY_STATES for sibling in siblings):
         return True
-    return None if any(holders[it.device.uuid] is None and not absence.is_gone(it) for it in siblings) else False
+    unseen = (sibling for sibling in siblings if holders[sibling.device.uuid] is None)
+    return False if all(map(absence.is_gone, unseen)) else None

@@ -104,4 +104,4 @@ class OwnerContainers:
             threads = self._processes.process(pid)
         except OSError:  # such as too many open files
             return False
-        return any(it.container == container and it.state not in DEAD for it in threads)
+        return any(thread.container == container and thread.state not in DEAD for thread in threads)

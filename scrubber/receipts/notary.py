@@ -47,8 +47,8 @@ class Notary:
         try:
             handover = self.files.handover(record)
             owner = owner_digest(self._key.secret, handover, record.tenancy.left_by or record.tenancy.last_owner or "")
-            said = statement.statement(receipt, record.device, handover, self._program, owner, guarded)
-            return replace(receipt, envelope=dsse.envelope(said, self._key))
+            document = statement.statement(receipt, record.device, handover, self._program, owner, guarded)
+            return replace(receipt, envelope=dsse.envelope(document, self._key))
         except Exception:  # whatever the signer raises: the device is clean all the same
             logger.exception("cannot sign a receipt", device=receipt.device, receipt=receipt.id)
             return receipt
@@ -57,8 +57,8 @@ class Notary:
         """The signed document for the tenant that has left; empty: it cannot be signed."""
         try:
             handover = handover_id(self._key.secret, record.device.uuid, ended.number)
-            said = statement.closing(ended, until_wiped, wipe, record.device, handover, self._program)
-            return dsse.envelope(said, self._key)
+            document = statement.closing(ended, until_wiped, wipe, record.device, handover, self._program)
+            return dsse.envelope(document, self._key)
         except Exception:  # as for a receipt
             logger.exception("cannot sign a closing receipt", device=record.device.uuid, receipt=wipe.id)
             return ""

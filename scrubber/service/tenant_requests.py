@@ -208,9 +208,10 @@ class TenantRequests:
                 return []
             async with self._locked(self._request(Action.HAND_OUT, found, op, None)):
                 tenancies = {device: ledger.records[device].tenancy for device in found}
-                news = [it for it, mine in tenancies.items() if mine.acquired_for(owner) and mine.claim_pods != pods]
-                if news:
-                    await ledger.append(op, *((device, ev.LetIn(pods)) for device in news))
+                still = (device for device, tenancy in tenancies.items() if tenancy.acquired_for(owner))
+                changed = [device for device in still if tenancies[device].claim_pods != pods]
+                if changed:
+                    await ledger.append(op, *((device, ev.LetIn(pods)) for device in changed))
         return found
 
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:

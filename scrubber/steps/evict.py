@@ -43,18 +43,18 @@ def run(order: Order, context: StepContext) -> Report:
         evicted = Evicted(tuple(seen.values()), tuple(ended))
         if not holders:
             return Report(Outcome.PASSED, findings=evicted)
-        tenants = tuple(it for it in holders if it.container is not None and not context.ours(it.pid))
+        tenants = tuple(holder for holder in holders if holder.container is not None and not context.ours(holder.pid))
         if tenants:
             return _refuse(f"a live container is on the device: {_names(tenants)}", evicted)
         # A worker of another device may open all devices for a moment. This step waits for it, and never ends it.
-        targets = {_key(it) for it in holders if may_end(it) and not context.ours(it.pid)} - tried
+        targets = {_key(holder) for holder in holders if may_end(holder) and not context.ours(holder.pid)} - tried
         if targets:
             gone, alive = _terminate(targets, context, order.grace)
             ended += gone
             survivors |= alive
             tried |= targets
         elif time.monotonic() >= patience_ends:
-            stuck = tuple(it for it in holders if _key(it) in survivors)
+            stuck = tuple(holder for holder in holders if _key(holder) in survivors)
             return _refuse(f"still on the device: {_names(holders)}", replace(evicted, stuck=stuck))
         else:
             _wait(holders, min(_OBSERVE_EVERY, patience_ends - time.monotonic()))

@@ -278,16 +278,18 @@ def _closed(closed: ev.TenancyClosed) -> str:
     return "; ".join(notes)
 
 
-def guarded(said: Guarded) -> str:
+def guarded(fence: Guarded) -> str:
     """What the fence tells about others in a time, such as that of a tenancy."""
-    if said.mode is FenceMode.OFF:
-        return f"not known: {said.why}"
-    modes = said.mode.value if said.mode is said.mode_before else f"{said.mode_before.value}, then {said.mode.value}"
-    notes = [f"{quantity(said.let_through, 'question')} let through, {said.refused} refused (fence: {modes})"]
-    notes += [f"{quantity(said.ignored, 'question')} of programs that the policy ignores"] if said.ignored else []
-    notes += [f"{quantity(said.gaps, 'moment')} at which the fence may have missed somebody"] if said.gaps else []
-    notes += ["for a time open to all"] if said.open_to_all else []
-    notes += [f"of processes below {said.below} only"] if said.below else []
+    if fence.mode is FenceMode.OFF:
+        return f"not known: {fence.why}"
+    modes = (
+        fence.mode.value if fence.mode is fence.mode_before else f"{fence.mode_before.value}, then {fence.mode.value}"
+    )
+    notes = [f"{quantity(fence.let_through, 'question')} let through, {fence.refused} refused (fence: {modes})"]
+    notes += [f"{quantity(fence.ignored, 'question')} of programs that the policy ignores"] if fence.ignored else []
+    notes += [f"{quantity(fence.gaps, 'moment')} at which the fence may have missed somebody"] if fence.gaps else []
+    notes += ["for a time open to all"] if fence.open_to_all else []
+    notes += [f"of processes below {fence.below} only"] if fence.below else []
     return ", ".join(notes)
 
 

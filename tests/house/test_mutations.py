@@ -286,7 +286,7 @@ PLANTED = [
     Mutant(OBSERVED_SINCE, "if isinstance(now, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(before, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(now, NoUseCounter):", "if False:", tests=IN_USES),
-    Mutant(OBSERVED_SINCE, "isinstance(said, Missed)", "False", tests=IN_USES),
+    Mutant(OBSERVED_SINCE, "isinstance(reading, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
     Mutant(CHANGES, "tenancy.allocations if restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),

@@ -22,20 +22,24 @@ REPLACED = {
     "mend": "restore, repair",
     "nobody": "the actor's name: no holder, no owner",
     "owed": "pending restore, due",
+    "presence": "absence",
     "rightful": "owner",
     "sickness": "ailment",
     "sight": "observer",
     "stranger": "foreign process",
     "symptom": "sign",
     "tally": "counters",
+    "testimony": "reading of a use counter",
     "told": "reported, sent",
     "visit": "observation",
     "visitor": "unannounced pod",
     "whoever": "the actor's name",
+    "witness": "use counter",
     "zombie": "leftover",
 }
 CONTRACTS = {
     "autoclave/cli/verbs/simulate.py": {"zombie"},  # the drill that the command line calls so
+    "scrub_api/measurements.py": {"witness"},  # of receipts, which are signed
     "scrubber/config.py": {"sight", "SightMode"},  # the flag --sight
     "scrubber/devices/simulated/drills.py": {"zombie"},  # what that drill starts
 }

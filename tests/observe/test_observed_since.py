@@ -44,7 +44,7 @@ def test_facts_have_no_blanks() -> None:
 
 
 @pytest.mark.parametrize(("began", "counts"), [(0.0, True), (2.0, False)])
-def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: bool) -> None:
+def test_uses_of_a_time_without_a_counter_are_unknown(began: float, *, counts: bool) -> None:
     """A proof of an earlier run, whose use counter did not count on."""
     since = ObservedSince(began, lambda: Moment(3.0, 3.0))
     since.read("GPU-1", said := Counted(UseCounter.FENCE, 4))

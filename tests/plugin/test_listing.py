@@ -121,7 +121,7 @@ WAITING = gpu(0, waits=True)
 
 
 @pytest.mark.parametrize("devices", [(), (WAITING, gpu(1))])
-async def test_where_nobody_waits_the_service_has_to_answer_first(door, followed, devices):
+async def test_where_no_container_waits_the_service_has_to_answer_first(door, followed, devices):
     await door.close()
     async with followed() as listing:
         listing.begin_with(ReportedDevices(devices, 60.0))

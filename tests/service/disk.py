@@ -18,8 +18,8 @@ from tests.service.virtual import KilledError
 class Disk:
     """The disk of one life of the service. The real store behind it outlives that life."""
 
-    def __init__(self, inner: Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
-        """``witness`` is called with each durable row, ``dying`` when the requested kill happens."""
+    def __init__(self, inner: Store, on_row: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
+        """``on_row`` is called with each durable row, ``dying`` when the requested kill happens."""
         self.inner = inner
         self.dead = False
         self.full = False  # nothing can be written
@@ -27,7 +27,7 @@ class Disk:
         self.dies_after: int | None = None  # rows until the service is killed, before it hears of the last one
         self.fails_at: int | None = None  # this append fails, counted from the first
         self.attempts = 0
-        self._witness = witness
+        self._on_row = on_row
         self._dying = dying
 
     @property
@@ -49,7 +49,7 @@ class Disk:
             raise LedgerUnavailable("cannot write to the ledger: the disk is full")
         entries = self.inner.append(drafts)
         for entry in entries:
-            self._witness(entry)
+            self._on_row(entry)
         if self.dies_after is not None:
             self.dies_after -= len(entries)
             self.dead = self.dies_after <= 0

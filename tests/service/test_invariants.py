@@ -337,14 +337,14 @@ class Histories(RuleBasedStateMachine):
             self.world.life.disk.full = False
         self.loop.advance(pause)
 
-    @move("disk", when=up, how=st.sampled_from((1, 2, "full", "driver", "witness")), pause=PAUSE)
+    @move("disk", when=up, how=st.sampled_from((1, 2, "full", "driver", "counter")), pause=PAUSE)
     def the_disk_the_driver_or_the_use_counter_fails(self, how, pause):
         match how:
             case int():
                 self.world.life.disk.failures = how
             case "full":
                 self.world.life.disk.full = True
-            case "witness":
+            case "counter":
                 self.world.node.miss_uses(True)
             case _:
                 self.world.node.driver_hangs = True

@@ -51,7 +51,7 @@ def status(cgroup_root: Path | None, output: str) -> int:
         return NOT_CLEAN
     tree = Tree(root)
     rows = [
-        _row(rule, tree, lasts=standing.lease > 0) for rule in sorted(standing.rules, key=lambda it: str(it.device))
+        _row(rule, tree, lasts=standing.lease > 0) for rule in sorted(standing.rules, key=lambda rule: str(rule.device))
     ]
     if output in {"json", "yaml"}:
         keys = ("device", "others", "open_to", "questions", "refused")

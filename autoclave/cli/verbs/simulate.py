@@ -154,12 +154,12 @@ def remap(target: DrillTarget, failed: bool) -> str:
     )
 
 
-def _fault(name: str, about: str, act: Callable[[Path, str], None], said: str) -> None:
+def _fault(name: str, about: str, act: Callable[[Path, str], None], sentence: str) -> None:
     """A drill that takes no flags and lasts until it is healed."""
 
     def run(target: DrillTarget) -> str:
         act(target.root, target.uuid)
-        return f"{said}; {target.healed}"
+        return f"{sentence}; {target.healed}"
 
     run.__name__, run.__doc__ = name, about
     drill(run)

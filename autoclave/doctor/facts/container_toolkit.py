@@ -78,10 +78,10 @@ def specifications(directory: Path) -> Iterator[CdiSpec]:
             )
 
 
-def specification(path: str, said: str, read: Callable[[str], Any] = json.loads) -> CdiSpec:
+def specification(path: str, text: str, read: Callable[[str], Any] = json.loads) -> CdiSpec:
     """What a text says as a specification; ``path`` is where it comes from."""
     try:
-        document = read(said)
+        document = read(text)
         names = [device["name"] for device in document.get("devices") or ()]
         kind = document["kind"]
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -130,7 +130,7 @@ def unprepared_slices(node: Node) -> tuple[str, ...] | CheckFault | None:
 
     async def unprepared(server: ApiServer, _name: str) -> tuple[str, ...]:
         listed = await server.slices_of(node.driver_name)
-        return tuple(it["metadata"]["name"] for it in listed if resource_slices.skips_prepare(it))
+        return tuple(item["metadata"]["name"] for item in listed if resource_slices.skips_prepare(item))
 
     return _of_cluster(node, unprepared)
 

@@ -38,8 +38,8 @@ def answer(node: Node) -> views.Status | AutoclaveError:
 
 def status(node: Node) -> views.Status | None:
     """The service's answer, if it gave one."""
-    said = answer(node)
-    return said if isinstance(said, views.Status) else None
+    status = answer(node)
+    return status if isinstance(status, views.Status) else None
 
 
 def answers(node: Node) -> bool:

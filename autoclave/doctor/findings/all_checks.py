@@ -9,7 +9,7 @@ from autoclave.doctor.findings import driver_checks, kubelet_checks, node_checks
 from autoclave.doctor.node_facts import Node
 
 _ROOMS = (service_checks, driver_checks, node_checks, kubelet_checks)
-CHECKS = tuple(it for room in _ROOMS for it in vars(room).values() if isinstance(it, Check))
+CHECKS = tuple(found for room in _ROOMS for found in vars(room).values() if isinstance(found, Check))
 NAMES = tuple(check.name for check in CHECKS)
 OF_KUBERNETES = frozenset(check.name for check in CHECKS if check.of_kubernetes)
 

@@ -126,8 +126,8 @@ class HeldMemory:
             return self._open_card(*asked)
         except CudaError as error:
             dev = {Path("/dev"), self._place.host.dev}
-            uvm = [it / "nvidia-uvm" for it in dev if (it / "nvidiactl").exists()]
-            if lacking := [str(it) for it in uvm if not it.exists()]:
+            uvm = [folder / "nvidia-uvm" for folder in dev if (folder / "nvidiactl").exists()]
+            if lacking := [str(node) for node in uvm if not node.exists()]:
                 remedy = "load the module nvidia_uvm on the node (nvidia-modprobe -u -c 0)"
                 raise CardBusyError(f"{error}; {lacking[0]} is missing: {remedy}") from error
             self.restored = self._allow_cuda()

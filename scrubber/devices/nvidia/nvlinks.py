@@ -134,7 +134,7 @@ class Neighbours:
 
     def domain(self, board: Board, island: str | None) -> str | None:
         """The reset domain of a GPU; call this after all GPUs were observed."""
-        links = [it.links for it in self._known.values()]
+        links = [board.links for board in self._known.values()]
         domain = reset_domain(board.architecture, island, switches=any(each and each.switched for each in links))
         if None in links and not resets_alone(board.architecture):
             domain = ALL_SWITCHED

@@ -310,7 +310,7 @@ class Session:
         version = self._library.driver_version
         if not version:
             text = self.ask(pynvml.nvmlSystemGetDriverVersion)
-            version = self._library.driver_version = tuple(int(it) for it in text.split(".") if it.isdecimal())
+            version = self._library.driver_version = tuple(int(part) for part in text.split(".") if part.isdecimal())
         return version
 
     def events(self) -> Handle:

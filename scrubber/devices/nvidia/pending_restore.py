@@ -101,7 +101,7 @@ def merged(pending: Iterable[PendingRestore]) -> PendingRestore:
 
 
 def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
-    return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
+    return any(one.start < other.start + other.size and other.start < one.start + one.size for other in others)
 
 
 def apply_all(session: Session, notes: PendingRestoreFiles) -> None:

@@ -172,13 +172,13 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
             if search.held_by(f"/proc/{pid}", Timer()):
                 holders.append(pid)
     for pid in holders:
-        _end(pid, signal.SIGTERM, lambda it: containers.of(it) is not None)
+        _end(pid, signal.SIGTERM, lambda found: containers.of(found) is not None)
     return tuple(holders)
 
 
 def kill(pid: int) -> None:
     """Kill a process that ignores SIGTERM, but only if it is one of ours: another process may have its pid now."""
-    _end(pid, signal.SIGKILL, lambda it: _PROGRAM.encode() in Path(f"/proc/{it}/cmdline").read_bytes())
+    _end(pid, signal.SIGKILL, lambda found: _PROGRAM.encode() in Path(f"/proc/{found}/cmdline").read_bytes())
 
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:

@@ -74,7 +74,7 @@ def read(text: str) -> GpuError | SwitchError | None:
         action = _ACTIONS.get(int(change[1], 16), "") if change else ""
         process = _PID.match(found[6] or "")
         return GpuError(
-            place(*(int(it, 16) for it in found.groups()[:3])),
+            place(*(int(number, 16) for number in found.groups()[:3])),
             code,
             instance and int(instance[1]),
             action,
