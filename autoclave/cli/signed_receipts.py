@@ -224,7 +224,7 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     residue = f"{quantity(evidence['residueBytes'], 'byte')} not zero of {evidence['searchedBytes']} searched"
     yield f"found       {residue if evidence['searchedBytes'] else UNSEARCHED}; {ended}"
     if "witness" in predicate:
-        yield f"counted by  {predicate['witness']} (short uses)"
+        yield f"use counter  {predicate['witness']}"
     if "fence" in predicate:
         since = f"since {predicate['fence']['since']}: " if "since" in predicate["fence"] else ""
         yield f"others      {since}{_others(predicate['fence'])}"

@@ -83,9 +83,7 @@ def open_envelope(text: bytes, key: bytes, word: str) -> Any:  # noqa: ANN401 - 
     kind, encoded = envelope["payloadType"], [envelope["payload"], *(each["sig"] for each in envelope["signatures"])]
     payload, *signatures = (decode(each.translate({45: "+", 95: "/"})) for each in encoded)  # of either alphabet
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
-    demand(
-        any(signed_by(key, each, message) for each in signatures), "signature", "wrong key, or the content was altered"
-    )
+    demand(any(signed_by(key, s, message) for s in signatures), "signature", "wrong key, or the content was altered")
     statement = json.loads(payload)
     types = (*TYPES[:2], TYPES[2].format(word))
     demand((kind, statement["_type"], statement["predicateType"]) == types, "type", f"it is not a {word} of version 1")
@@ -138,11 +136,7 @@ def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) 
     demand(place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
     demand(root_of(place, size, leaf, hashes) == root, "proof", "it does not lead to the checkpoint")
     others = held(content(checkpoint, OTHER).decode(errors="replace"), origin, key) if checkpoint else []
-    demand(
-        all(each[1] != size or each[2] == root for each in others),
-        "checkpoint",
-        "yours has another root: two histories",
-    )
+    demand(all(s != size or r == root for _, s, r in others), "checkpoint", "yours has another root: two histories")
     demand(max((each[1] for each in others), default=size) > place, "checkpoint", "yours is older than the receipt")
     says = "is the same" if (origin, size, root) in others else "has another size; `autoclave ledger verify` compares"
     return f"row {place + 1} of {origin}{f'; your checkpoint {says}' if others else ''}"

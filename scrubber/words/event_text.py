@@ -264,7 +264,7 @@ def _receipt(receipt: Receipt) -> str:
     if receipt.tests:
         notes.append(f"tested: {', '.join(receipt.tests)}")
     if receipt.witness:
-        notes.append(f"short uses counted by: {receipt.witness}")
+        notes.append(f"use counter: {receipt.witness}")
     return "; ".join(notes)
 
 

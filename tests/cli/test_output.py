@@ -343,7 +343,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
         "shared memory and registers overwritten on 132/132 units, 132KiB of them out of reach",
         "not overwritten on the chip: caches, tensor memory",
         "tested: address, arithmetic",
-        "short uses counted by: none: no fence guards it",
+        "use counter: none: no fence guards it",
     ]
 
 

@@ -20,7 +20,6 @@ _TESTS = (
 )
 CHECKS = {
     "fence": _TESTS.format("fence"),
-    "guard": _TESTS.format("observe/test_guard.py"),
     "rights of the chart": _TESTS.format("deploy/test_fence_rights.py"),
     "hand-over": "tests/machine/checks.sh refuses",
 }

@@ -75,7 +75,7 @@ class Truth:
         if step is Step.CLEAR:
             self.first_write.setdefault(gpu.info.uuid, self.node.now().uptime)
         for process in gpu.users():
-            if self._known_long(process.came):
+            if self._known_long(process.came) and not self._came_unlisted(gpu, step, process):
                 self.accuse(f"{step.value} on {gpu.info.uuid} while {process.name} uses it")
         if step is Step.RESET:
             if not self.node.away:
@@ -222,6 +222,15 @@ class Truth:
         """Whether a look that is good enough had the time to show it."""
         hung = self.node.loop.time() - self.node.hung_at < A_SLOW_LOOK
         return self.node.loop.time() - since > look + (A_SLOW_LOOK if hung else 0.0) or (look == 0.0 and not hung)
+
+    def _came_unlisted(self, gpu: Gpu, step: Step, process: Process) -> bool:
+        """Whether it came after the search of this scrub, and has no context: it loses no memory, and no list has it.
+
+        A reset takes a search of its own.
+        """
+        job = self.records[gpu.info.uuid].scrubs.job
+        since_then = job is not None and process.started >= job.started.uptime
+        return process.secret and since_then and step is not Step.RESET
 
     def _siblings(self, gpu: Gpu) -> list[Gpu]:
         domain = gpu.info.reset_domain

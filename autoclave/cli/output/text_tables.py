@@ -202,7 +202,7 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
     if receipt.witness:
-        yield f"short uses counted by: {receipt.witness}"
+        yield f"use counter: {receipt.witness}"
 
 
 def _model(device: views.DeviceStatus) -> str:

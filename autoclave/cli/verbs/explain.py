@@ -72,7 +72,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
         source = "shipped" if service.policy_source == service.policy else service.policy_source
         yield f"policy  {service.policy} ({source}): {explanation.policy_why}"
     if device.use_counter:
-        yield f"short uses counted by: {device.use_counter}"
+        yield f"use counter  {device.use_counter}"
     yield from _fence(device, service, now)
     yield ""
     events = [entry for entry in text_tables.one_for_each_start(explanation.entries) if _tells(entry)]
