@@ -38,6 +38,8 @@ CDI_SEEN_AS = "/dev/simulated-gpu{index}"  # the memory, as a container sees it
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
+# What the description of a GPU does not say if a version with a ledger of format 3 has written it.
+_NOT_SAID_BEFORE = {"serial": None, "simulated": False}
 _POLL_SECONDS = 0.02  # a blocked call notices after this time that its fault was healed
 
 
@@ -130,8 +132,8 @@ def read(path: Path, kind: type[T]) -> T:
     except ValueError as error:  # nothing forces a document to the disk: a power cut may empty it
         anew = f"{path}: the driver is loaded anew" if kind is Driver else f"{path.parent}: another GPU takes its place"
         raise DeviceError(
-            f"cannot read {path.name} of {path.parent.name}: {error}; if a power cut has damaged it, stop the service, "
-            f"remove {anew} at the next start"
+            f"cannot read {path.name} of {path.parent.name}: {error}; if a power cut has damaged it, or another "
+            f"version has written it, stop the service, remove {anew} at the next start"
         ) from error
 
 
@@ -152,7 +154,10 @@ def contents(path: Path) -> bytes:
 def _decoded(kind: type, text: bytes) -> object:
     # The monitor reads each document each second. The cache key is the content, not the times: two writes within one
     # clock tick can leave the same inode, size and time, and then a fault would be read as healthy.
-    return strict_json.decode(kind, text)
+    value = strict_json.parse(text)
+    if kind is DeviceInfo and isinstance(value, dict):
+        value = _NOT_SAID_BEFORE | value
+    return strict_json.build(kind, value)
 
 
 def write(path: Path, document: Document) -> None:
