@@ -1,6 +1,7 @@
 """What is said of a node: each check in each of its states, on facts that no test needs a node for."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -20,7 +21,7 @@ from autoclave.doctor.node_facts import (
 )
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from scrub_api import views
-from scrubber.core.model import Holder
+from scrubber.core.model import NOWHERE, Holder
 from tests.doctor import nodes
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
 
@@ -345,6 +346,29 @@ def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
     asker = replace(ASKER, place="0a-uid") if pod is None else replace(ASKER, pod=pod)
     [found] = finding_of(gpu(fence="watch", askers=(asker,)), "fence")
     assert (would in found.text, where in found.remedy) == (True, True), found
+
+
+def test_a_program_that_asked_for_many_gpus_is_one_finding():
+    before = replace(ASKER, command="python3", pid=8, last=NOW - 86_400, times=3)
+    refused = replace(ASKER, last=NOW - 60, refused=2)
+    asked = {0: (ASKER,), 1: (before,), 2: (), 5: (replace(ASKER, last=NOW - 5), refused)}
+    devices = [
+        replace(GPU, device=f"GPU-{index}", index=index, fence="hold", askers=askers) for index, askers in asked.items()
+    ]
+    several, one = finding_of(stands(answer=views.Status(tuple(devices), SERVICE)), "fence")
+    last = datetime.fromtimestamp(NOW, UTC).astimezone().isoformat(" ", "minutes")
+    assert several.text == (
+        '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and would '
+        f"have been refused by `fence: {{mode: refuse}}`; at least 11 questions, the last one at {last}"
+    )
+    assert "asked for GPU 5 (GPU-5), which was not given to it, and was refused" in one.text
+
+
+def test_programs_whose_place_tells_nothing_have_findings_of_their_own():
+    """All that has ended, or runs outside of any container, is there."""
+    askers = tuple(replace(ASKER, command=name, place=place) for name in ("nvtop", "sh") for place in NOWHERE)
+    found = finding_of(gpu(fence="watch", askers=askers), "fence")
+    assert [it.text.partition('" (')[0] for it in found] == ['"nvtop', '"nvtop', '"sh', '"sh']
 
 
 @pytest.mark.parametrize(

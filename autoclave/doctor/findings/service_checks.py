@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from autoclave.doctor.facts import service_facts
 from autoclave.doctor.facts.service_facts import on_kubernetes
@@ -15,7 +17,7 @@ from policies.policy_model import Clear, FenceMode
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory
-from scrubber.core.model import State
+from scrubber.core.model import NOWHERE, State
 from scrubber.fence.askers import KEPT_FOR
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
@@ -163,7 +165,6 @@ def unlisted(_node: Node, status: views.Status) -> Iterator[Finding]:
 def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     """The kernel keeps watch over who opens a GPU, and who would be refused is known."""
     service, watched_for = status.service, service_facts.now(node) - KEPT_FOR
-    since = calendar_time.utc(max(service.started, watched_for)).astimezone().isoformat(" ", "minutes")
     if service.fence_lacks:
         text = f"{service.fence_lacks}. Instead, the service searches for users of a GPU, and may miss a short use. "
         text += ALLOCATE_WAITS
@@ -174,10 +175,8 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if guarded and service.fence_below:
         text = f"the fence counts and refuses processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
-    for device in guarded:
-        gpu = f"GPU {device.name} ({device.device})"
-        for asker in device.askers:
-            yield _asker(asker, gpu)
+    for asker, asked_for in _askers(guarded):
+        yield _asker(asker, asked_for)
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
         text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
@@ -191,15 +190,36 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     elif not (open_to_all or service.fence_below) and not any(device.askers for device in guarded):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
+        since = _minute(max(service.started, watched_for))
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
 
 
-def _asker(asker: views.AskerView, gpu: str) -> Finding:
-    """A program that asked for a GPU which was not given to it."""
-    asked, times = (
-        f"{asker} asked for {gpu}, which was not given to it,",
-        f"at least {quantity(asker.times, 'question')}",
-    )
+def _askers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.AskerView, list[views.DeviceStatus]]]:
+    """Each program that asked for GPUs which were not given to it, once, with these GPUs."""
+    found = defaultdict[object, list[tuple[views.AskerView, views.DeviceStatus]]](list)
+    for device in guarded:
+        for asker in device.askers:
+            command = asker.command if asker.place in NOWHERE else ""  # at another place it is that of the last process
+            same = asker.place, asker.pod, command, asker.exempt, asker.ignored, bool(asker.refused)
+            found[same].append((asker, device))
+    for pairs in found.values():
+        askers = [asker for asker, _ in pairs]
+        newest = max(askers, key=lambda asker: asker.last)
+        yield replace(newest, times=sum(asker.times for asker in askers)), [device for _, device in pairs]
+
+
+def _minute(wall: float) -> str:
+    return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
+
+
+def _asker(asker: views.AskerView, devices: list[views.DeviceStatus]) -> Finding:
+    """A program that asked for GPUs which were not given to it."""
+    if len(devices) == 1:
+        asked = f"{asker} asked for GPU {devices[0].name} ({devices[0].device}), which was not given to it,"
+    else:
+        names = ", ".join(device.name for device in devices)
+        asked = f"{asker} asked for GPU {names}, which were not given to it,"
+    times = f"at least {quantity(asker.times, 'question')}, the last one at {_minute(asker.last)}"
     if asker.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
         entry = f"{asker.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if asker.in_pod else "PATH"
