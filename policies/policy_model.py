@@ -414,6 +414,9 @@ def concessions(policy: Policy) -> tuple[str, ...]:
         "fence.mode off: any process opens a device that belongs to another pod, and a short use is not noticed": (
             policy.fence.mode is FenceMode.OFF
         ),
+        "fence.mode watch: a process can open a device that belongs to another pod; this is counted, but not refused": (
+            policy.fence.mode is FenceMode.WATCH
+        ),
         "paths.first_look fast: an unknown device is not tested, unless a scrub fails": (
             policy.paths.first_look is ScrubPath.FAST
         ),

@@ -142,6 +142,7 @@ def test_default_and_strict_policies_make_no_concession(name):
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
         (Policy(fence=FencePolicy(mode=FenceMode.OFF)), "fence.mode off"),
+        (Policy(fence=FencePolicy(mode=FenceMode.WATCH)), "fence.mode watch"),
         (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
         (Policy(clear=Clear(passes=Passes.RANDOM)), "clear.passes random"),
     ],
