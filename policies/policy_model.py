@@ -274,7 +274,7 @@ class FencePolicy(Model):
     exempt: FenceExempt = FenceExempt()
 
     lease: Annotated[Duration, Field(ge=60, le=86400)] = 600.0
-    """How long others are still refused after the service was last seen alive, such as when it was removed."""
+    """How long others are still refused after the service was last seen alive, such as when it is removed; 1m to 1d."""
 
 
 class Clear(Model):

@@ -1,15 +1,19 @@
 """The schema for editors and the page for people agree with the model."""
 
+import inspect
 import json
 import re
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from pydantic import WithJsonSchema
 
 from deploy import policy_schema as schema
+from ground.documents import units
 from ground.documents.faults import DocumentError
 from policies import load
+from policies.base_model import Model
 from policies.policy_model import Match, Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -47,6 +51,24 @@ def test_the_tables_miss_no_field():
     assert {"budgets.allocate", "quarantine.probation.flap_limit", "mode"} <= rows
     assert set(Match.model_fields) <= rows
     assert {row.split(".")[0] for row in rows} >= set(Policy.model_fields)
+
+
+def bounds(model, prefix=""):
+    """The bounds of each duration, as a file writes them, but for zero."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if inspect.isclass(inner) and issubclass(inner, Model):
+            yield from bounds(inner, f"{prefix}{name}.")
+        elif any(isinstance(it, WithJsonSchema) for it in field.metadata):
+            limits = [getattr(it, of) for it in field.metadata for of in ("gt", "ge", "lt", "le") if hasattr(it, of)]
+            yield f"{prefix}{name}", [units.format_duration(limit) for limit in limits if limit]
+
+
+def test_the_page_names_the_bounds_of_each_duration():
+    rows = {row.split("`")[1]: row for row in schema.table("Policy").splitlines() if "`" in row}
+    named = dict(bounds(Policy))
+    assert (named["fence.lease"], named["budgets.allocate"]) == (["1m", "1d"], ["4s"])
+    assert [name for name, limits in named.items() for limit in limits if limit not in rows[name].split("|")[4]] == []
 
 
 def test_every_field_of_a_policy_has_a_user():
