@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.documents import units, validation, yaml_tree
-from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
+from ground.documents.faults import DocumentError, DocumentFault, Loc, path, quote
 from policies import match
 from policies.hardware import FLAP_WINDOW
 from policies.policy_model import MOST_RULES, OPERATOR_PROGRAMS, Match, Policy, PolicySet
@@ -28,7 +28,7 @@ LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 class RemovedField:
     """A field that a policy had before."""
 
-    instead: str  # what holds now, or what to do instead: the end of "expected none: ..."
+    instead: str  # what holds now, or what to do instead
     # Whether a file may keep this value, with a warning: it demands nothing that no longer holds. Otherwise the file is
     # refused, because an update weakens no policy by itself.
     may_keep: Callable[[object], bool] = lambda _: True
@@ -48,7 +48,7 @@ def _lists_all(items: Collection[str]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(item in value for item in items)
 
 
-_SET_IT = "set it on the node, and name it in settings.leave: each scrub restores"
+_SET_IT = "set it on the node and name it in settings.leave, else each scrub restores"
 REMOVED = {
     "gate": RemovedField("pods wait in PreStartContainer where the fence holds others off the GPU, else in Allocate"),
     "restart_on_sick": RemovedField("no container restarts on a device whose results are in doubt, also with `allow`"),
@@ -82,6 +82,20 @@ REMOVED = {
     ),
     "periodic": RemovedField("to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutdatedField:
+    """Where a file has a field of an older version that changes nothing. Lines and columns begin at 1."""
+
+    source: str
+    line: int
+    column: int
+    path: str
+    instead: str  # what holds now, or what to do instead
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}: {self.path} is {OLDER} and changes nothing: {self.instead}"
 
 
 def load(name_or_path: str) -> PolicySet:
@@ -122,21 +136,20 @@ def load_text(text: str, source: str) -> PolicySet:
     return validation.build(PolicySet, _with(root, policies))
 
 
-def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
+def outdated(data: bytes, source: str) -> tuple[OutdatedField, ...]:
     """Where a file without faults has fields of an older version, which change nothing."""
     text = _decoded(data, source)
     if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
         return ()
     root, _ = yaml_tree.parse(text, source)
-    found = (
-        validation.Problem(
-            (*loc, *name.split(".")), f"{OLDER} that changes nothing", f"none: {field.instead}", at_key=True
-        ).fault(root, source)
-        for loc, _ in _policies(root.plain())
+    found = [
+        OutdatedField(source, place.line, place.column, path(loc), field.instead)
+        for policy, _ in _policies(root.plain())
         for name, field in REMOVED.items()
-        if root.find((*loc, *name.split("."))) is not None
-    )
-    return tuple(sorted(found, key=lambda fault: (fault.line, fault.column)))
+        if root.find(loc := (*policy, *name.split("."))) is not None
+        for place in (root.nearest(loc).key,)
+    ]
+    return tuple(sorted(found, key=lambda field: (field.line, field.column)))
 
 
 def read(name: str) -> bytes:
@@ -201,7 +214,7 @@ def _or_removed(problem: validation.Problem) -> validation.Problem:
     removed = REMOVED.get(".".join(map(str, problem.loc)))
     if removed is None:
         return problem
-    return dataclasses.replace(problem, found=OLDER, expected=f"none: {removed.instead}")
+    return dataclasses.replace(problem, found=OLDER, expected=f"none: take it out of the policy; {removed.instead}")
 
 
 def _without_outdated(policy: object) -> object:

@@ -171,7 +171,7 @@ def test_the_last_policy_of_the_node_is_judged(state, examine):
     code, found = examine(place)
     assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
     assert (
-        ":3:12: defaults.periodic: found a field of an older version that changes nothing, expected none: to test"
+        ":3:12: defaults.periodic is a field of an older version and changes nothing: to test idle devices, run"
         in texts(found, "policy")[0]
     )
 
@@ -181,7 +181,7 @@ def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
     code, found = examine(state(NEWEST), "--policy", tmp_path / "p.yaml")
     [text], [also] = texts(found, "policy", "broken"), texts(found, "policy", "warning")
     assert (code, "paths.escalate: found a field of an older version" in text) == (1, True)
-    assert "defaults.gate: found a field of an older version that changes nothing" in also
+    assert "defaults.gate is a field of an older version and changes nothing" in also
 
 
 UNITS = "name: mine\ndefaults: {fence: {mode: refuse, exempt: {units: [telegraf.service]}}}\n"

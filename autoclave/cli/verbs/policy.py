@@ -57,7 +57,7 @@ class _CheckedFile:
     name: str
     policies: policy_model.PolicySet | None  # None: it would refuse the file
     faults: tuple[DocumentFault, ...] = ()
-    outdated: tuple[DocumentFault, ...] = ()
+    outdated: tuple[load.OutdatedField, ...] = ()
 
 
 def _check(file: str) -> _CheckedFile:

@@ -37,7 +37,7 @@ class PolicyToCome:
     source: str  # a file, a value of the chart, or the name of a shipped policy
     policies: PolicySet | None
     faults: tuple[DocumentFault, ...] = ()
-    outdated: tuple[DocumentFault, ...] = ()
+    outdated: tuple[load.OutdatedField, ...] = ()
     elsewhere: tuple[str, ...] = ()  # the values with the policy of the node, which was not read
 
 
@@ -143,7 +143,7 @@ def _from_bytes(text: bytes, source: str) -> PolicyToCome:
         return PolicyToCome(source, None, error.faults, _also_outdated(text, source, error.faults))
 
 
-def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[DocumentFault, ...]:
+def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.OutdatedField, ...]:
     """The fields of an older version in a file with faults, but for those that are faults."""
     places = {(fault.line, fault.column) for fault in faults}
     try:
