@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from ruamel.yaml import YAML
 
 from autoclave import cli
 from autoclave.cli import service_call
@@ -96,6 +97,26 @@ def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path
     assert (item["valid"], [fault["path"] for fault in item["outdated"]]) == (True, ["defaults.paths.escalate"])
 
 
+OF_A_SITE = """\
+name: ours
+defaults: {quarantine: {xids: {codes: {94: count}}}, periodic: {every: 1d}}
+rules: [{name: lab, match: {gpu: [0]}, policy: {fence: {lease: 90s}}}]
+"""
+
+
+def test_the_policy_of_a_file_is_shown_with_all_defaults(autoclave, tmp_path):
+    (file := tmp_path / "ours.yaml").write_text(OF_A_SITE)
+    run = autoclave("policy", "show", file)
+    assert (run.exit_code, "defaults.periodic is a field of an older version" in run.stderr) == (0, True)
+    assert load.load_text(run.stdout, "shown") == load.load(str(file))
+    shown = YAML(typ="safe", pure=True).load(run.stdout)
+    for policy, lease in ((shown["defaults"], "10m"), (shown["rules"][0]["policy"], "90s")):
+        assert (policy["fence"]["lease"], policy["clear"]["passes"]) == (lease, "random+zero")
+    file.write_text("name: ours\ndefaults: {mode: perhaps}\n")
+    refused = autoclave("policy", "show", file)
+    assert (refused.exit_code, refused.stdout, "ours.yaml:2:18: defaults.mode" in refused.stderr) == (2, "", True)
+
+
 def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
@@ -156,8 +177,7 @@ def complete(autoclave, line):
 def test_verbs_flags_and_policy_names_are_completed(autoclave):
     assert complete(autoclave, "autoclave qua") == ["plain,quarantine"]
     assert "plain,--watch" in complete(autoclave, "autoclave status --")
-    assert complete(autoclave, "autoclave policy show str") == ["plain,strict"]
-    for words in ("policy check str", "xid 79 --policy str", "scrubber --policy str"):
+    for words in ("policy show str", "policy check str", "xid 79 --policy str", "scrubber --policy str"):
         assert complete(autoclave, f"autoclave {words}") == ["file,str", "plain,strict"]
     assert complete(autoclave, "autoclave history --kind scrub-") == [
         f"plain,scrub-{how}" for how in ("started", "passed", "failed", "interrupted")

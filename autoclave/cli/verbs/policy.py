@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
 
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, options, service_call
 from autoclave.cli.output import document, human
@@ -42,8 +41,7 @@ def check(files: tuple[str, ...], output: str) -> int:
     if output != "text":
         document.emit(document.listing("PolicyCheck", map(_item, checked)), output)
     for file in checked:
-        for line in (*file.faults, *(f"warning: {fault}" for fault in file.outdated)):
-            click.echo(human.printable(str(line)), err=True)
+        _say(file)
         if file.policies is not None and output == "text":
             policies = file.policies
             human.say(f"{file.name}: policy {policies.name} is valid, {quantity(len(policies.rules), 'rule')}")
@@ -71,6 +69,12 @@ def _check(file: str) -> _CheckedFile:
         return _CheckedFile(name, None, error.faults)
 
 
+def _say(file: _CheckedFile) -> None:
+    """Print what is wrong with it on stderr."""
+    for line in (*file.faults, *(f"warning: {field}" for field in file.outdated)):
+        click.echo(human.printable(str(line)), err=True)
+
+
 def _item(file: _CheckedFile) -> dict[str, object]:
     about: dict[str, object] = {"name": "", "rules": None}
     if file.policies is not None:
@@ -85,34 +89,47 @@ def _digest(_context: click.Context, _option: click.Parameter, value: str | None
     return value
 
 
-def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
-
-
 @policy.command(context_settings=ENVIRONMENT)
-@click.argument("name", required=False, shell_complete=_names)
+@click.argument("name", required=False, metavar="[NAME|FILE]", shell_complete=options.complete_policies)
 @click.option(
     "--digest", metavar="DIGEST", allow_from_autoenv=False, callback=_digest,
     help="The settings, or the names of who is exempt, that a receipt names by this.",
 )  # fmt: skip
 @options.state_dir
-def show(name: str | None, digest: str | None, state_dir: Path) -> None:
+def show(name: str | None, digest: str | None, state_dir: Path) -> int:
     """Print a shipped policy with its comments, as a start for your own.
+
+    Of a FILE, print the policy with all defaults filled in, also those of each rule: what a service would do with it.
 
     With --digest, print what a receipt names by its policy.digest, as JSON: the settings that decide what a proof is
     worth. Or what it names by fence.exempt, one name in a line: who may open a GPU at any time. The node keeps both
     for each policy that was in force. Elsewhere, only those of shipped policies are known.
     """
     if (name is None) == (digest is None):
-        raise click.UsageError("give the name of a shipped policy, or --digest")
+        raise click.UsageError("give the name of a shipped policy, a policy file, or --digest")
     if digest is not None:
         click.echo(_named_by(digest, state_dir))
-        return
-    if name not in load.shipped():
-        near = difflib.get_close_matches(name or "", load.shipped(), n=1)
+    elif name in load.shipped():
+        click.echo(load.read_shipped(name), nl=False)
+    else:
+        return _show_file(name or "")
+    return DONE
+
+
+def _show_file(name: str) -> int:
+    if not Path(name).exists():
+        near = difflib.get_close_matches(name, load.shipped(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise FatalError(f"cannot show policy {name}{hint}: the shipped policies are {', '.join(load.shipped())}")
-    click.echo(load.read_shipped(name), nl=False)
+        shipped = ", ".join(load.shipped())
+        raise FatalError(
+            f"cannot show policy {name}{hint}: there is no such file, and the shipped policies are {shipped}"
+        )
+    file = _check(name)
+    _say(file)
+    if file.policies is None:
+        return WRONG_USAGE
+    document.emit(file.policies.model_dump(mode="json", exclude_none=True), "yaml")
+    return DONE
 
 
 def _named_by(digest: str, state_dir: Path) -> str:
