@@ -2,8 +2,10 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 
 import click
 import pytest
@@ -233,6 +235,31 @@ def test_an_answer_that_cannot_be_written_is_said(tmp_path, verb, where, why):
 def test_a_reason_that_cannot_be_written_keeps_its_code(tmp_path, where):
     command = [sys.executable, "-m", "autoclave", "--service-wait", "0s", "scrub", "0", "--run-dir", tmp_path]
     assert subprocess.run(["sh", "-c", f'exec "$@" {where}', "sh", *command], check=False).returncode == 3
+
+
+def on_a_terminal(*command):
+    """The exit code of a command, and the lines that it writes to a terminal as its stderr."""
+    ours, theirs = pty.openpty()
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=False).returncode
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # the kernel reports that no process writes any more
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    return code, said.decode().splitlines()
+
+
+def test_on_a_terminal_each_remedy_has_its_line(tmp_path):
+    command = [sys.executable, "-m", "autoclave", "--service-wait", "0s", "status", "--run-dir", tmp_path]
+    code, [error, *hints] = on_a_terminal(*command)
+    missing = f"cannot reach the scrub service at {tmp_path}/admin.sock: the socket does not exist"
+    assert (code, error) == (3, f"autoclave: {missing}")
+    assert len(hints) > 1
+    assert {hint.partition(" hint: ")[:2] for hint in hints} == {("autoclave:", " hint: ")}
+    assert hints[-1] == "autoclave: hint: `autoclave doctor` says more"
+    piped = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert piped.stderr == "; ".join([error, *(hint.partition(" hint: ")[2] for hint in hints)]) + "\n"
 
 
 def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_path):
