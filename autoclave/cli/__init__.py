@@ -58,6 +58,9 @@ Exit codes: 0 done and clean, 1 not clean or refused, or stdout does not take th
 reachable, 4 left alone (nothing was done: the GPU belongs to a pod or a job, or does not need it), 5 not done within
 --timeout, 6 a receipt is good but of a simulated GPU, 130 interrupted. Of several GPUs, the worst decides: 3, 2, 1, 6,
 5, 4, 0.
+
+Every error goes to stderr. -o json and the other formats change neither that nor the exit code. If a verb fails before
+it has an answer, stdout stays empty.
 """
 
 DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, LATE, SIMULATED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130

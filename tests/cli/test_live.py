@@ -56,6 +56,22 @@ def test_every_table_is_there_as_csv(autoclave, gpu):
     assert (result["gpu"], result["clean"]) == (str(gpu), "yes")
 
 
+def test_documents_change_neither_exit_codes_nor_errors(autoclave, gpu, two_gpus):
+    """A verb that has an answer prints it as a document, also if it was refused; any other leaves stdout empty."""
+    held, sick = two_gpus
+    output_of(autoclave("acquire", held, "--owner", "job"))
+    output_of(autoclave("quarantine", sick, "--reason", "test"))
+    answered = {("scrub", held): 4, ("scrub", sick): 1, ("reinstate", gpu): 4, ("wait", held, "--timeout", "0s"): 5}
+    unanswered = {("status", "none"): 2, ("acquire", held, "--owner", "another"): 1, ("receipt", "show", "none"): 2}
+    for words, code in (answered | unanswered).items():
+        for_people, document = autoclave(*words), autoclave(*words, "-o", "json")
+        assert (for_people.exit_code, document.exit_code) == (code, code), words
+        assert document.stderr == for_people.stderr != ""
+        assert (document.stdout != "") == (words in answered)
+        assert not document.stdout or json.loads(document.stdout)["items"]
+    output_of(autoclave("release", held))
+
+
 def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
     run = autoclave("scrub", gpu, "--path", "slow", "-o", "json")
     made = json.loads(output_of(run))
