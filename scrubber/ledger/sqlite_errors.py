@@ -64,6 +64,12 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
             pid = next(filter(None, (private_files.lock_holder(file, "POSIX") for file in locked)), None)
             by = "another program" if pid is None else f"process {pid}"
             return f"{by} has it locked", "end that process, such as a backup or an open sqlite3 shell"
+        case sqlite3.SQLITE_CANTOPEN if _lacks_index(path):
+            why = (
+                f"{path.name}-wal has rows that SQLite reads only with {path.name}-shm, which is missing and cannot be "
+            )
+            why += f"created in {path.parent}"
+            return why, f"copy all files of {path.parent} to a directory that you can write to, and name that directory"
         case sqlite3.SQLITE_CANTOPEN:
             return "it cannot be opened", f"check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
@@ -73,6 +79,15 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
             return f"the disk reports an I/O error ({name})", "check the kernel log and the disk"
         case _:
             return ()
+
+
+def _lacks_index(path: Path) -> bool:
+    """Whether the log has rows, and its index is missing: SQLite then creates the index, also to read."""
+    log, index = (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm"))
+    try:
+        return log.stat().st_size > 0 and not index.exists()
+    except OSError:
+        return False
 
 
 def _reaches_limit(path: Path) -> bool:

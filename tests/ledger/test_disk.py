@@ -176,6 +176,25 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     }
 
 
+@pytest.mark.skipif(not can("unshare", "-rm"), reason="takes root, or user namespaces, to mount")
+def test_a_read_only_copy_says_what_to_copy(ledger, path, tmp_path, draft):
+    ledger.append([draft("x")])
+    copy = tmp_path / "copy"
+    shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("*-shm"))
+    verify = (
+        "import sys, pathlib; from scrubber.ledger import audit; print(audit.verify(pathlib.Path(sys.argv[1])).rows)"
+    )
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$0" -c "$2" "$1/ledger.sqlite"'
+    command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, copy, verify]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1].endswith(
+        f"cannot read the ledger {copy}/ledger.sqlite: ledger.sqlite-wal has rows that SQLite reads only with "
+        f"ledger.sqlite-shm, which is missing and cannot be created in {copy}; copy all files of {copy} to a directory "
+        "that you can write to, and name that directory"
+    )
+    assert audit.verify(copy / "ledger.sqlite").rows == 2
+
+
 NO_EVIDENCE = ledger_rows.Retention(rows=0)
 
 
