@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from scrubber.core.events import LedgerEntry, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
+from scrubber.receipts import dsse
 
 EVERY = 2**31  # rows: more than a ledger has
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
@@ -28,14 +30,14 @@ FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
     "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "others_until_wiped",
-    "closing_signature",
+    "others_refused_until_wiped", "closing_signature",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
     "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY", "OTHERS",
 )  # fmt: skip
 
-OTHERS = ("others_let_through", "others_refused", "others_until_wiped")
+OTHERS = ("others_let_through", "others_refused", "others_until_wiped", "others_refused_until_wiped")
 
 Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
@@ -81,13 +83,17 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
         human.warn(f"earlier hand-overs may be in {name}, a damaged ledger: `autoclave ledger export` prints its rows")
 
 
-def show(listed: Rows, node: str, output: str, *, since: float, until: float) -> None:
-    """Print the hand-overs that began in this time. ``until`` 0: until now."""
+def show(listed: Rows, node: str, output: str, *, since: float, until: float, host: str) -> None:
+    """Print the hand-overs that began in this time. ``until`` 0: until now.
+
+    ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these do not say it.
+    """
     rows = [row for row in listed if since <= row[0].began <= (until or row[0].began)]
     if output == "table":
         document.show_table(TABLE, [_cells(row, place.name) for row, place, _ in rows])
         return
-    items = [_item(*row, node) for row in rows]
+    known = next(filter(None, (_signed_on(row) for row, *_ in reversed(listed))), host)
+    items = [_item(*row, node or _signed_on(row[0]) or known) for row in rows]
     if output == "csv":
         document.emit_csv(FIELDS, [list(item.values()) for item in items])
     elif output in {"json", "yaml"}:
@@ -95,6 +101,16 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float) ->
     else:
         for item in items:
             document.emit_line(item)
+
+
+def _signed_on(row: TenancyRow) -> str:
+    """The name of the node in its signed receipts; empty if it has none, or they name no node."""
+    for receipt in (row.proof, row.wipe):
+        if receipt is not None and receipt.envelope:
+            predicate = json.loads(dsse.parsed(receipt.envelope).payload)["predicate"]
+            if "node" in predicate:
+                return str(predicate["node"])
+    return ""
 
 
 def _item(row: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
@@ -130,12 +146,14 @@ def _fence(row: TenancyRow) -> dict[str, object]:
         return {"fence": "", **dict.fromkeys(OTHERS), "closing_signature": ""}
     guarded, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
     known, later = guarded.mode is not FenceMode.OFF, row.closed.until_wiped
+    later_known = later.mode is not FenceMode.OFF
     flaws = *guarded.flaws, *_later_flaws(row.closed)
     return {
         "fence": ", ".join([guarded.mode.value, *flaws]) if known else f"not known: {guarded.why}",
         "others_let_through": guarded.let_through if known else None,
         "others_refused": guarded.refused if known else None,
-        "others_until_wiped": later.let_through if later.mode is not FenceMode.OFF else None,
+        "others_until_wiped": later.let_through if later_known else None,
+        "others_refused_until_wiped": later.refused if later_known else None,
         "closing_signature": signer,
     }
 
@@ -146,8 +164,9 @@ def _others(row: TenancyRow) -> str:
     guarded = row.closed.ended.guarded
     if guarded.mode is FenceMode.OFF:
         return "not known"
-    later = row.closed.until_wiped.let_through
-    wiped = [f"{later} let through until it was wiped"] if later else []
+    later = row.closed.until_wiped
+    counts = ((later.let_through, "let through"), (later.refused, "refused"))
+    wiped = [f"{times} {what} until it was wiped" for times, what in counts if times]
     asked = f"{quantity(guarded.let_through, 'question')} let through, {guarded.refused} refused"
     return ", ".join([asked, *wiped, *guarded.flaws, *_later_flaws(row.closed)])
 
@@ -166,11 +185,11 @@ def _result(row: TenancyRow) -> str:
 def _signature(row: TenancyRow) -> str:
     if not row.receipt:
         return ""
-    return "unknown" if row.signed_by is None else row.signed_by or "unsigned"
+    return "unknown" if row.proof is None else _signer(row.proof)
 
 
-def _signer(wipe: Receipt) -> str:
-    return wipe.signed_by or "unsigned"
+def _signer(receipt: Receipt) -> str:
+    return receipt.signed_by or "unsigned"
 
 
 def _residue(wipe: Receipt) -> int | None:

@@ -43,7 +43,7 @@ class TenancyRow:
     proven: bool = False  # whether it was proven clean at the grant
     note: str = ""  # why it was not, and use by others
     receipt: str = ""
-    signed_by: str | None = None  # the id of the key; empty: the receipt is not signed; None: it is not in the entries
+    proof: Receipt | None = None  # this receipt; None: it is not in the entries
     wipe: Receipt | None = None  # of the first scrub after its end; None: there was none so far
     closed: ev.TenancyClosed | None = None  # what its closing receipt says; None: it has none so far
 
@@ -129,7 +129,7 @@ class _Device:
         tenancy = TenancyRow(
             device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
             actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
-            receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else None,
+            receipt=grant.receipt or "", proof=receipt,
         )  # fmt: skip
         present = self._present
         if present is not None and present.proven and tenancy.proven and present.owner == tenancy.owner:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from scrub_api import admin_client, client, views
 from scrubber import __version__
 from scrubber.devices.simulated import containers, drills, layout
 from scrubber.node import proc
+from tests.live import Service
 from tests.patience import WITHIN
 
 
@@ -411,10 +413,30 @@ def test_the_list_of_receipts_shows_each_handover_with_its_proof(autoclave, serv
     assert f" {gpu} job 1 acquire proven {receipt.id} " in " ".join(output_of(autoclave(*listed)).split())
     ledger = service.root / "state" / "ledger.db"
     assert items(autoclave(*listed, "-o", "json", "--file", ledger)) == [first, second]
-    assert items(autoclave(*listed[:-2], "-o", "json", "--file", ledger))[0] == first | {"node": ""}  # of any node
+    of_a_copy = items(autoclave(*listed[:-2], "-o", "json", "--file", ledger))[0]
+    assert of_a_copy == first | {"node": socket.gethostname()}, "its receipts name it"
     assert items(autoclave(*listed, "-o", "json", "--until", began)) == []
     assert f"receipt: {receipt.id}" in output_of(autoclave(*listed, "-o", "yaml"))
     assert autoclave(*listed, "--file", service.root / "none").exit_code == 2
+
+
+def test_the_list_of_receipts_names_the_node_as_they_do(autoclave, short_tmp):
+    service = Service(short_tmp, 1, "--node-name", "pool-7")
+    try:
+        service.settled(0, "clean")
+        output_of(autoclave("acquire", 0, "--owner", "job 1", "--run-dir", service.run_dir))
+        listed = ("receipt", "list", "-o", "json", "--run-dir", service.run_dir)
+        [goes_on] = items(autoclave(*listed))
+        output_of(autoclave("release", 0, "--run-dir", service.run_dir))
+        service.settled(0, "clean")
+        [ended] = items(autoclave(*listed))
+        assert [(row["node"], row["ended"] is None) for row in (goes_on, ended)] == [
+            ("pool-7", True),
+            ("pool-7", False),
+        ]
+        assert [row["node"] for row in items(autoclave(*listed, "--node-name", "other"))] == ["other"]
+    finally:
+        service.stop()
 
 
 def test_history_shows_kinds_and_warnings(autoclave, gpu):

@@ -105,6 +105,19 @@ def test_it_says_how_often_others_came(service: Service, group: Path, mode: str)
     assert len(listed["closing_signature"]) == 16
 
 
+def test_the_list_says_who_was_refused_until_the_wipe(service: Service, group: Path) -> None:
+    acquire(service, made_group(group / "job"))
+    cli(service, "simulate", "stall-clears", 0)
+    cli(service, "release", 0, "--owner", "job 7")
+    service.settled(0, "scrubbing")
+    opens(service, group / "foreign", 2)
+    cli(service, "simulate", "heal", 0)
+    service.settled(0, "clean")
+    [listed] = json.loads(cli(service, "receipt", "list", 0, "-o", "json"))["items"]
+    assert (listed["others_refused"], listed["others_until_wiped"], listed["others_refused_until_wiped"]) == (0, 0, 2)
+    assert "2 refused until it was wiped" in cli(service, "receipt", "list", 0)
+
+
 def test_it_counts_on_while_the_service_is_away(service: Service, group: Path) -> None:
     job = made_group(group / "job")
     acquire(service, job)

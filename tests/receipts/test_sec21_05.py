@@ -16,7 +16,7 @@ from scrubber.core.tenancies import TenancyRow
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
 LINE_1 = "line 1 is no hand-over: give the output of `autoclave receipt list -o jsonl`"
-PROVEN = {"proven": True, "receipt": "r1", "signed_by": "k"}
+PROVEN = {"proven": True, "receipt": "r1"}
 
 
 def script(file: Path) -> tuple[int, dict[str, Any]]:
@@ -30,7 +30,7 @@ def written(file: Path, capsys, *tenancies: dict[str, Any], simulated: bool = Fa
         TenancyRow(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
     place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None, simulated)
-    handover_table.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
+    handover_table.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0, host="")
     file.write_text(capsys.readouterr().out)
     return file
 

@@ -52,8 +52,8 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     """
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
     rows = handovers.read(file, run_dir, state_dir, gpu, since)
-    node = node_name or ("" if file else platform.node())  # a copy may be of any node
-    handovers.show(rows, node, output, since=since, until=until)
+    host = "" if file else platform.node()  # a copy may be of any node
+    handovers.show(rows, node_name, output, since=since, until=until, host=host)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str:
