@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoclave.cli import service_call
-from autoclave.cli.offline import Offline
+from autoclave.cli.offline import EVERY, Offline
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
@@ -23,7 +23,6 @@ from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
 from scrubber.receipts import dsse
 
-EVERY = 2**31  # rows: more than a ledger has
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
 KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (

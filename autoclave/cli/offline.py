@@ -13,10 +13,11 @@ from autoclave.cli.output import human
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.policy_model import Policy
 from scrub_api import admin_client, views
-from scrubber.core import device_names
+from scrubber.core import changes, device_names
 from scrubber.core.answers import Offer
+from scrubber.core.events import Discovered, Distrusted
 from scrubber.core.model import Moment
-from scrubber.ledger import reading
+from scrubber.ledger import ledger_rows, reading
 from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.ledger_rows import CorruptLedgerError
@@ -24,6 +25,7 @@ from scrubber.receipts.merkle import Inclusion
 from scrubber.service.history import MAX_ENTRIES, History
 from scrubber.words import device_status
 
+EVERY = 2**31  # rows: more than a ledger has
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
 ADVICE = "until the scrub service answers, no GPU is handed out", "`autoclave doctor` says what is wrong with it"
 
@@ -96,6 +98,13 @@ class Offline:
     def tenancy(self, uuid: str) -> int:
         """The number of the newest tenancy of a device."""
         return self.file.records[uuid].tenancy.number
+
+    def first_tenancies(self, uuid: str) -> list[int]:
+        """The numbers from which a device has counted its tenancies, the newest first."""
+        kinds = (ledger_rows.KINDS[Discovered], ledger_rows.KINDS[Distrusted])
+        rows = asyncio.run(self.history(uuid, limit=EVERY, kinds=kinds))
+        firsts = (changes.first_tenancy(ledger_rows.decode(it.kind, it.body), Moment(it.at, 0.0)) for it in rows[::-1])
+        return [first for first in firsts if first is not None]
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, service_call, worst
-from autoclave.cli.offline import Offline
+from autoclave.cli.offline import EVERY, Offline
 from autoclave.cli.output import document, human
 from ground import paths, private_files
 from ground.boot import boot_id
@@ -32,7 +32,6 @@ from scrubber.receipts.tenant_files import CLOSING, CLOSING_PROOF, ENVELOPE, PRO
 from scrubber.receipts.verification import Expected, Logged
 from scrubber.words import event_text
 
-EVERY = 2**31  # rows: more than a ledger has
 ID = re.compile(r"[0-9a-f]{16}")
 HANDOVER = re.compile(r"[0-9a-f]{24}")
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
@@ -366,8 +365,9 @@ def _export(signed: Signed, ledger: Offline, folder: Path, newest: Path, key: ke
     device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
     digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
     handover = handover_id.found_handover(
-        key.secret, device, ledger.tenancy(device) + 1, lambda number: handover_digest(device, boot, number) in digests
-    )
+        key.secret, device, ledger.tenancy(device) + 1, ledger.first_tenancies(device),
+        lambda handover: handover_digest(device, boot, handover) in digests,
+    )  # fmt: skip
     try:
         proof = _proof(signed, ledger, newest, key.public_key)
     except ReceiptError as error:

@@ -186,6 +186,12 @@ def _first_number(at: Moment) -> int:
     return int(at.wall * 1000)
 
 
+def first_tenancy(event: ev.Event, at: Moment) -> int | None:
+    """The number from which the device counts its tenancies from this event on; None if it counts on."""
+    begins = isinstance(event, ev.Discovered) or (isinstance(event, ev.Distrusted) and event.older_ledger)
+    return _first_number(at) if begins else None
+
+
 def _granted(tenancy: Tenancy, grant: Grant, at: Moment) -> Tenancy:
     owned = tenancy.owner is not None
     # Another pod gets the device that waits for a restart. Of a grant at a start, only the start tells.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 EARLIER = 100_000  # tenancies of a device: at ten an hour, of a year
 
@@ -18,9 +19,15 @@ def handover_id(secret: bytes, device: str, tenancy: int) -> str:
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]
 
 
-def found_handover(secret: bytes, device: str, newest: int, is_right: Callable[[str], bool]) -> str:
-    """The id of the tenancy that is the right one, from a newest number downwards; empty if there is none."""
-    ids = (handover_id(secret, device, number) for number in range(newest, max(newest - EARLIER, 0), -1))
+def found_handover(
+    secret: bytes, device: str, newest: int, begins: Iterable[int], is_right: Callable[[str], bool]
+) -> str:
+    """The id of the tenancy that is the right one, from a newest number downwards; empty if there is none.
+
+    ``begins``: the numbers from which the device has begun to count its tenancies: each is far above those before it.
+    """
+    numbers = (range(newest, max(newest - EARLIER, 0), -1), *(range(first, first + EARLIER) for first in begins))
+    ids = (handover_id(secret, device, number) for number in chain.from_iterable(numbers))
     return next(filter(is_right, ids), "")
 
 

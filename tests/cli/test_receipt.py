@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 
 from autoclave.cli import SIMULATED, service_call, signed_receipts
+from ground import paths
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.ledger import ledger_rows
 from scrubber.receipts import dsse, endorsement, handover_id, key, note
@@ -349,6 +350,26 @@ def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave)
     page = " ".join((FOLDER.parents[1] / "ledger.md").read_text().split())
     assert f"`autoclave acquire` writes {every} rows, of which {evidence} are evidence" in page
     assert f"{1152 * 365 * every / 1e6:.1f} million rows a year" in page
+
+
+def test_a_handover_from_before_an_older_copy_is_found(own_service, autoclave, tmp_path, monkeypatch):
+    """Then its device counts its hand-overs from another number on."""
+    monkeypatch.setattr(handover_id, "EARLIER", 5)
+    state = ["--state-dir", own_service.root / "state"]
+    past = own_service.settled(0, "clean").receipt.id
+    given = autoclave("receipt", "export", past, tmp_path / "before", *state).stdout.strip()
+    for verb in ("acquire", "release"):
+        assert autoclave(verb, 0).exit_code == 0
+    own_service.settled(0, "clean")
+    own_service.stop()
+    paths.ledger_head(own_service.run_dir).unlink()
+    own_service.start()
+    assert "an older copy" in "".join(own_service.log_lines)
+    newest = own_service.settled(0, "clean").receipt.id
+    for receipt, closing in ((past, []), (past, ["--closing"]), (newest, [])):
+        run = autoclave("receipt", "export", receipt, tmp_path / "after", *closing, *state)
+        assert (run.exit_code, run.stderr) == (0, "")
+        assert (Path(run.stdout.strip()).name == Path(given).name) == (receipt == past)
 
 
 def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):
