@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoclave.cli.output import human
@@ -24,6 +24,7 @@ class Planned:
     kind: str  # namespace or unit, which a policy can name; pod, container, host or unknown, which none can
     name: str  # of the namespace or unit, or what is known; without blanks
     program: str
+    path: str  # of its file, as ``evict.bystanders`` of a policy names it; empty: it has ended
     gpus: int
     asked: int  # questions; one opening asks two or three times
     refused: int  # of them
@@ -34,11 +35,11 @@ class Planned:
     def cells(self) -> list[str]:
         """Those of a table. What the program has chosen comes last."""
         numbers = map(str, (self.gpus, self.asked, self.refused))
-        return [self.kind, self.name, *numbers, self.hold, self.refuse, self.program]
+        return [self.kind, self.name, *numbers, self.hold, self.refuse, f"{self.program} {self.path}".rstrip()]
 
 
-def planned(devices: Iterable[views.DeviceStatus]) -> list[Planned]:
-    """Those who asked, the most frequent first."""
+def planned(devices: Iterable[views.DeviceStatus], path_of: Callable[[views.AskerView], str]) -> list[Planned]:
+    """Those who asked, the most frequent first. ``path_of``: the file of a program, if it runs."""
     found = dict[tuple[str, str, str], list[views.AskerView]]()
     for device in devices:
         for asker in device.askers:
@@ -46,6 +47,7 @@ def planned(devices: Iterable[views.DeviceStatus]) -> list[Planned]:
     rows = [
         Planned(
             *key,
+            path=human.printable(next(filter(None, map(path_of, askers)), "")),
             gpus=len(askers),
             asked=sum(asker.times for asker in askers),
             refused=sum(asker.refused for asker in askers),

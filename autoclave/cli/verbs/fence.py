@@ -12,6 +12,7 @@ from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, options, service_
 from autoclave.cli.output import document, fence_plan, human
 from ground.errors import FatalError
 from ground.quantities import quantity
+from scrub_api import views
 from scrubber.core.model import NodeKind
 from scrubber.fence.kernel import fence as kernel
 from scrubber.fence.kernel.fence import FenceError, FenceRule
@@ -95,10 +96,11 @@ def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     """Show who asked for GPUs that were not given to them, and what `hold` and `refuse` do to each.
 
     The service names those of the last 7 days. A program of a pod is exempt by its namespace
-    (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). Exit code 1 if no fence counts.
+    (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). If a program still runs, its path
+    follows its name, as `evict.bystanders` takes it. Exit code 1 if no fence counts.
     """
     status = service_call.ask(run_dir, lambda admin: admin.status(()))
-    rows, gaps = fence_plan.planned(status.devices), fence_plan.gaps(status, time.time())
+    rows, gaps = fence_plan.planned(status.devices, _path), fence_plan.gaps(status, time.time())
     if output in {"json", "yaml"}:
         document.emit(document.listing("FencePlan", map(document.fields, rows)) | {"gaps": gaps}, output)
     else:
@@ -107,6 +109,16 @@ def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     for gap in gaps:
         human.warn(gap)
     return DONE if any(device.fence for device in status.devices) else NOT_CLEAN
+
+
+def _path(asker: views.AskerView) -> str:
+    """The file of the program, if the process that asked last still runs, and this user may see it."""
+    process = Path("/proc") / str(asker.pid)
+    try:
+        is_same = (process / "comm").read_text(errors="replace").rstrip("\n") == asker.command
+        return str((process / "exe").readlink()) if is_same else ""
+    except OSError:
+        return ""
 
 
 def _root(given: Path | None) -> Path:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -22,6 +25,11 @@ SHARED = "control groups of version 1"
 
 def asked(*askers: views.AskerView, fence: str = "watch") -> views.DeviceStatus:
     return replace(CLEAN, fence=fence, askers=askers)
+
+
+def no_path(_asker: views.AskerView) -> str:
+    """As of a program that has ended."""
+    return ""
 
 
 @pytest.mark.parametrize(
@@ -47,23 +55,36 @@ def asked(*askers: views.AskerView, fence: str = "watch") -> views.DeviceStatus:
 def test_each_place_has_its_name_and_what_modes_do(
     place: str, pod: str, exempt: bool, expected: tuple[str, ...]  # noqa: FBT001 - a parameter
 ) -> None:  # fmt: skip
-    [row] = fence_plan.planned([asked(replace(ASKER, place=place, pod=pod, exempt=exempt))])
+    [row] = fence_plan.planned([asked(replace(ASKER, place=place, pod=pod, exempt=exempt))], no_path)
     assert (row.kind, row.name, row.hold, row.refuse) == expected
 
 
 def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
     """If one of them is not exempt, such as by the policy of one GPU, the row is not."""
     one, other = (replace(ASKER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
-    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(ASKER)])
+    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(ASKER)], no_path)
     assert rows == [
-        Planned("namespace", "site", "nvtop", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
-        Planned("unit", "telegraf.service", "nvtop", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
+        Planned("namespace", "site", "nvtop", "", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
+        Planned("unit", "telegraf.service", "nvtop", "", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
     ]
 
 
 def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
-    [row] = fence_plan.planned([asked(replace(ASKER, command="a\nnamespace x \x1b[2J"))])
+    [row] = fence_plan.planned([asked(replace(ASKER, command="a\nnamespace x \x1b[2J"))], no_path)
     assert row.program == r"a\nnamespace x \x1b[2J"
+
+
+def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        runs, another = replace(ASKER, command="sleep", pid=process.pid), replace(ASKER, pid=process.pid)
+        status = views.Status((asked(runs, another),), replace(SERVICE, started=NOW - DAYS))
+        monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
+        monkeypatch.setattr("time.time", lambda: NOW)
+        table, document = (CliRunner().invoke(verb, ["plan", "-o", form]).stdout for form in ("table", "json"))
+        process.kill()
+    path = os.path.realpath(shutil.which("sleep") or "")
+    assert [row.partition("refused  ")[2] for row in table.splitlines()[1:]] == ["nvtop", f"sleep {path}"]
+    assert [row["path"] for row in json.loads(document)["items"]] == ["", path]
 
 
 @pytest.mark.parametrize(
