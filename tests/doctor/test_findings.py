@@ -348,6 +348,13 @@ def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
     assert (would in found.text, where in found.remedy) == (True, True), found
 
 
+def test_a_fence_that_a_flag_chose_has_its_remedy():
+    """The shipped policy that the finding names has another one."""
+    [found] = finding_of(service(concessions=("fence.mode watch: it refuses nobody",)), "concession")
+    assert "remove it from policy" in found.remedy
+    assert "--fence of the service (policy.fence of the chart)" in found.remedy
+
+
 def test_a_program_that_asked_for_many_gpus_is_one_finding():
     before = replace(ASKER, command="python3", pid=8, last=NOW - 86_400, times=3)
     refused = replace(ASKER, last=NOW - 60, refused=2)

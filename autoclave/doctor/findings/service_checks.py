@@ -143,7 +143,8 @@ def concessions(_node: Node, status: views.Status) -> Iterator[Finding]:
     """The policy keeps all promises for the devices of this node."""
     service = status.service
     for sentence in service.concessions:
-        remedy = f"if this is not intended, remove it from policy {service.policy}"
+        remedy = f"if this is not intended, remove it from policy {service.policy}; --fence of the service "
+        remedy += "(policy.fence of the chart) replaces fence.mode of the policy"
         yield warning(f"the policy gives up a promise: {sentence}", remedy)
     if not service.concessions:
         yield ok(f"policy {service.policy} keeps all promises for the devices of this node")
