@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ground import pod_groups, process_names
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
@@ -232,24 +233,35 @@ def holder_names(holders: tuple[Holder, ...]) -> str:
     )
 
 
+class Who(NamedTuple):
+    """What tells an ``Opener`` from others."""
+
+    place: str
+    command: str
+    exempt: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Who tried to open a device that was not given to him, from one place. His process is the one that asked last."""
+    """Who tried to open a device that was not given to him, from one place. His process is the one that asked last.
+
+    A place that the policy exempts is another opener than the same place before: the policy changes no past attempt.
+    """
 
     place: str  # the UID of his pod, container:ID, the path of his control group; or one of ``NOWHERE``
     pod: str  # NAMESPACE/POD; empty: it is no pod, or its name is not known
     command: str
     pid: int
-    exempt: bool  # the policy lets him open the device at any time
+    exempt: bool  # the policy let him open the device at any time when he asked
     times: int  # that he asked the kernel: an opening that is let through asks up to three times
     refused: int  # of them
     first: float  # wall time
     last: float
 
     @property
-    def who(self) -> tuple[str, str]:
-        """The place, and the command where the place tells nothing, because processes of all kinds are there."""
-        return self.place, self.command if self.place in NOWHERE else ""
+    def who(self) -> Who:
+        """The place, the command where the place tells nothing, because processes of all kinds are there; if exempt."""
+        return Who(self.place, self.command if self.place in NOWHERE else "", self.exempt)
 
     @property
     def was_let_through(self) -> bool:

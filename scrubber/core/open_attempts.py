@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from scrubber.core.events import OpenAttempted
-from scrubber.core.model import Opener, State
+from scrubber.core.model import Opener, State, Who
 from scrubber.core.record import Record
 
 MOST = 8  # openers with rows in a period
 AT_ONCE, WITHIN = 20, 600.0  # first rows of the whole node at most, within so many seconds
 
-Who: TypeAlias = tuple[str, str]
 _HELD = (State.GRANTED, State.IN_USE)
 
 
@@ -110,7 +109,8 @@ def added(earlier: Opener | None, later: Opener) -> Opener:
     if earlier is None:
         return later
     times, refused = earlier.times + later.times, earlier.refused + later.refused
-    return replace(later, pod=later.pod or earlier.pod, times=times, refused=refused, first=earlier.first)
+    first = min(earlier.first, later.first)
+    return replace(later, pod=later.pod or earlier.pod, times=times, refused=refused, first=first)
 
 
 def _without(total: Opener, row: Opener | None) -> Opener:

@@ -11,9 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from scrubber.core import open_attempts
-from scrubber.core.model import Holder, Opener
+from scrubber.core.model import Holder, Opener, Who
+from scrubber.core.open_attempts import added
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
@@ -25,37 +26,26 @@ _LINES, _LINES_WITHIN = 20, 600.0  # lines in the log at most, within so many se
 class Place:
     """Where a process ran."""
 
-    name: str  # the UID of its pod, container:ID, or the path of its control group; "no container"; empty: unknown
-    holds_all: bool = False  # whether the name says nothing, because processes of all kinds are there
+    name: str  # ``Opener.place``
     pod: str = ""  # NAMESPACE/POD, if it is known
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asked for a device, at one place."""
+    """Who asked for a device, with all his questions so far, and what only this life of the service knows of him."""
 
-    command: str  # of the process that asked last
-    pid: int  # of the same
-    place: str
-    exempt: bool  # it may open the device at any time: it is never refused
-    ignored: bool  # it is a bystander: its questions are no uses
-    first: float  # wall time
-    last: float
-    times: int  # that it asked
-    refused: int  # of them
-    logged: float  # wall time of the last line in the log
-    opened: float = -math.inf  # wall time at which it was last let through, in this life of the service
-    pod: str = ""  # NAMESPACE/POD, if it is known
+    opener: Opener
+    ignored: bool = False  # it is a bystander: its questions are no uses
+    logged: float = -math.inf  # wall time of the last line in the log
+    opened: float = -math.inf  # wall time at which it was last let through
 
     def has(self, holder: Holder) -> bool:
         """Whether this process is known to be of the asker, whose place may hold several."""
-        return self.place == holder.container if holder.container is not None else self.pid == holder.pid
+        opener = self.opener
+        return opener.place == holder.container if holder.container is not None else opener.pid == holder.pid
 
-    @property
-    def opener(self) -> Opener:
-        """The same, as a row of the ledger has it."""
-        times = self.times, self.refused, self.first, self.last
-        return Opener(self.place, self.pod, self.command, self.pid, self.exempt, *times)
+
+_Key: TypeAlias = tuple[Who, bool]  # and whether it is a bystander
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ class Askers:
         self._wall = wall
         self._turn = threading.Lock()  # of changes: several threads make them
         self.questions = 0  # of all devices, so far
-        self._of: dict[str, dict[tuple[str, str, bool], Asker]] = {}
+        self._of: dict[str, dict[_Key, Asker]] = {}
         self._totals: dict[str, Asked] = {}
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
@@ -90,14 +80,10 @@ class Askers:
     ) -> Asker | None:  # fmt: skip
         self.questions += 1
         now, mine = self._wall(), self._of.setdefault(device, {})
-        key = place.name, command if place.holds_all else "", ignored
-        before = mine.pop(key, None) or Asker(
-            command, pid, place.name, exempt, ignored, first=now, last=now, times=0, refused=0, logged=-math.inf
-        )
-        times, refusals = before.times + 1, before.refused + refused
-        asker = replace(before, command=command, pid=pid, exempt=exempt, last=now, times=times, refused=refusals)
-        if place.pod:
-            asker = replace(asker, pod=place.pod)
+        new = Opener(place.name, place.pod, command, pid, exempt, times=1, refused=int(refused), first=now, last=now)
+        key = new.who, ignored
+        before = mine.pop(key, None)
+        asker = Asker(new, ignored) if before is None else replace(before, opener=added(before.opener, new))
         if not refused:
             asker = replace(asker, opened=now)
         due = not ignored and now >= asker.logged + LOGGED_EVERY and self._has_line(now)
@@ -106,7 +92,7 @@ class Askers:
             self._lines.append(now)
         mine[key] = asker
         if len(mine) > _KEPT:  # names that programs have chosen go first
-            del mine[next((it for it in mine if it[1]), next(iter(mine)))]
+            del mine[next((it for it in mine if it[0].command), next(iter(mine)))]
         if not (ignored or exempt):
             total = self._totals.get(device, Asked())
             self._totals[device] = Asked(total.times + 1, total.refused + refused)
@@ -128,20 +114,19 @@ class Askers:
     def remember(self, device: str, openers: Iterable[Opener]) -> None:
         """Add those whom earlier lives of the service have recorded, the latest last."""
         with self._turn:
-            earlier = {(*opener.who, False): opener for opener in openers}
+            earlier: dict[_Key, Opener] = {(opener.who, False): opener for opener in openers}
             live = self._of.get(device, {})
-            entries = {key: _asker(opener) for key, opener in earlier.items() if key not in live}
+            entries = {key: Asker(opener) for key, opener in earlier.items() if key not in live}
             for key, asker in live.items():
-                both = _asker(open_attempts.added(earlier.get(key), asker.opener))
-                entries[key] = replace(both, ignored=asker.ignored, logged=asker.logged, opened=asker.opened)
+                entries[key] = replace(asker, opener=added(earlier.get(key), asker.opener))
             self._of[device] = dict([*entries.items()][-_KEPT:])
 
     def name(self, device: str, pods: Mapping[str, str]) -> None:
         """Keep the names of these pods, by UID: the kubelet forgets the name of a pod that has ended."""
         with self._turn:
             for key, asker in self._of.get(device, {}).items():
-                if asker.place in pods:
-                    self._of[device][key] = replace(asker, pod=pods[asker.place])
+                if pod := pods.get(asker.opener.place):
+                    self._of[device][key] = replace(asker, opener=replace(asker.opener, pod=pod))
 
     def _has_line(self, now: float) -> bool:
         return len(self._lines) < _LINES or now >= self._lines[0] + _LINES_WITHIN
@@ -149,29 +134,13 @@ class Askers:
     def of(self, device: str) -> tuple[Asker, ...]:
         """Those of the last days, the latest last."""
         since = self._wall() - KEPT_FOR
-        return tuple(asker for asker in [*self._of.get(device, {}).values()] if asker.last >= since)
+        return tuple(asker for asker in [*self._of.get(device, {}).values()] if asker.opener.last >= since)
 
     def users(self, device: str, since: float) -> list[Asker]:
         """Who was let through since this wall time: those that the policy exempts, then others, the latest last."""
         users = [asker for asker in self.of(device) if not asker.ignored and asker.opened >= since]
-        return sorted(users, key=lambda asker: (not asker.exempt, asker.opened))
+        return sorted(users, key=lambda asker: (not asker.opener.exempt, asker.opened))
 
     def asked(self, device: str) -> Asked:
         """How often others have asked for the device."""
         return self._totals.get(device, Asked())
-
-
-def _asker(opener: Opener) -> Asker:
-    return Asker(
-        opener.command,
-        opener.pid,
-        opener.place,
-        opener.exempt,
-        ignored=False,
-        first=opener.first,
-        last=opener.last,
-        times=opener.times,
-        refused=opener.refused,
-        logged=-math.inf,
-        pod=opener.pod,
-    )

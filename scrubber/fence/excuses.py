@@ -149,8 +149,9 @@ class Excuses:
         )
         if asker is None:
             return
-        who = process_names.describe(asker.command, asker.pid, asker.place or "it has ended")
-        facts = {"device": uuid, "process": who, "times": asker.times, "refused": asker.refused}
+        opener = asker.opener
+        who = process_names.describe(opener.command, opener.pid, opener.place or "it has ended")
+        facts = {"device": uuid, "process": who, "times": opener.times, "refused": opener.refused}
         if exempt:
             logger.warning("an exempt process opened a GPU that is not its own", **facts)
         else:
@@ -190,7 +191,7 @@ def _named(place: GroupPlace | None, holder: Holder | None) -> Place:
         return Place(_printable(container))
     if place is not None and place.name:
         return Place(_printable(place.name))
-    return Place(NO_CONTAINER if holder is not None else "", holds_all=True)
+    return Place(NO_CONTAINER if holder is not None else "")
 
 
 def _printable(name: str) -> str:

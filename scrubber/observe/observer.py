@@ -328,9 +328,9 @@ def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
     """The facts with who has used the device since its proof: the last one, first of those who are not exempt."""
     if not users:
         return facts
-    are_exempt = all(user.exempt for user in users)
+    last, are_exempt = users[-1].opener, all(user.opener.exempt for user in users)
     are_exempt = are_exempt and all(any(user.has(holder) for user in users) for holder in facts.holders or ())
-    return replace(facts, used_by=place_words(users[-1].place, users[-1].pod), users_exempt=are_exempt)
+    return replace(facts, used_by=place_words(last.place, last.pod), users_exempt=are_exempt)
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

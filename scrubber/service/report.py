@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,7 +17,8 @@ from scrubber.core import answers, device_names, offering, proof, repeated_uses
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import Holder, Moment, State
+from scrubber.core.model import Holder, Moment, Opener, State
+from scrubber.core.open_attempts import added
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.fence.askers import Asker
@@ -91,7 +92,7 @@ class StatusReporter:
             use_counter=said.words if said is not None else "",
             use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
-            askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
+            askers=_asker_views(guard.askers.of(uuid)) if guard is not None else (),
         )
 
     def reported(self) -> ReportedDevices:
@@ -173,7 +174,7 @@ class StatusReporter:
         """Those that the fence has let through although the device was not given to them."""
         guard = self._context.observer.driver.guard
         askers = guard.askers.of(record.device.uuid) if guard is not None else ()
-        opened = {asker.pid for asker in askers if asker.opener.was_let_through and not asker.ignored}
+        opened = {asker.opener.pid for asker in askers if asker.opener.was_let_through and not asker.ignored}
         return tuple(holder for holder in holders if holder.pid in opened)
 
     async def _keeps_out(
@@ -298,18 +299,20 @@ def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) 
     return lacks
 
 
-def _asker_view(asker: Asker) -> views.AskerView:
-    return views.AskerView(
-        asker.command,
-        asker.pid,
-        asker.place,
-        asker.pod,
-        asker.first,
-        asker.last,
-        asker.times,
-        asker.refused,
-        asker.exempt,
-        asker.ignored,
+def _asker_views(askers: Iterable[Asker]) -> tuple[views.AskerView, ...]:
+    """One for each program, as the policy says of it now: it may have asked before it was exempt, and since.
+
+    ``askers``: the latest last.
+    """
+    programs: dict[tuple[str, str, bool], Opener] = {}
+    for asker in askers:
+        key = asker.opener.place, asker.opener.who.command, asker.ignored
+        programs[key] = added(programs.pop(key, None), asker.opener)
+    return tuple(
+        views.AskerView(
+            it.command, it.pid, it.place, it.pod, it.first, it.last, it.times, it.refused, it.exempt, ignored
+        )
+        for (*_, ignored), it in programs.items()
     )
 
 

@@ -38,4 +38,4 @@ def test_a_user_is_who_was_let_through_since_the_proof(questions, user):
     askers = Askers(lambda: now[0])
     for now[0], place, how in questions:
         askers.add("gpu", "x", 1, Place(place), **how)
-    assert [it.place for it in askers.users("gpu", 10.0)][-1:] == [user] * bool(user)
+    assert [it.opener.place for it in askers.users("gpu", 10.0)][-1:] == [user] * bool(user)

@@ -42,4 +42,4 @@ def test_the_name_of_a_control_group_becomes_text() -> None:
     """Users who may make control groups choose their names, and a row of the ledger is text."""
     excuses = looked_up([], GroupPlace(b"/user/\xff\n".decode(errors="surrogateescape"), None, frozenset({GROUP})))
     excuses.cover("gpu", asked(10.0))
-    assert [asker.place for asker in excuses.askers.of("gpu")] == ["/user/??"]
+    assert [asker.opener.place for asker in excuses.askers.of("gpu")] == ["/user/??"]

@@ -144,7 +144,7 @@ def test_others_in_the_group_of_the_service_count(asking: Asking, service: Path)
     assert run(made_group(service / "below"), OPENS) == "opened", "a tool of the service must not be refused"
     assert asking.uses() > 0
     (asker,) = asking.guard.askers.of(DEVICE)
-    assert asker.refused == 0
+    assert asker.opener.refused == 0
 
 
 def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path, foreign: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_claims_device_is_open_to_its_pods_alone(asking: Asking, owner: Path, 
     asking.groups[lives.B] = frozenset({identity(second)})
     asking.guard.renew()
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "opened", "refused"]
-    assert (asking.uses(), sum(it.refused > 0 for it in asking.guard.askers.of(DEVICE))) == (0, 2)
+    assert (asking.uses(), sum(it.opener.refused > 0 for it in asking.guard.askers.of(DEVICE))) == (0, 2)
     asking.keep(of_a_claim())
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["refused", "refused", "refused"]
 
@@ -329,7 +329,7 @@ def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
             opens()
             assert asking.uses() == 0
         (asker,) = asking.guard.askers.of(DEVICE)
-        assert (asker.ignored, asker.exempt) == (True, False), "it would be refused, and must be named before"
+        assert (asker.ignored, asker.opener.exempt) == (True, False), "it would be refused, and must be named before"
         assert asking.guard.askers.asked(DEVICE).times == 0
         asking.bystanders = set()
         opens()
@@ -495,8 +495,8 @@ def test_a_refused_question_is_no_use(asking: Asking, foreign: Path) -> None:
     assert run(foreign, OPENS) == "refused"
     assert asking.uses() == 0
     (asker,) = asking.guard.askers.of(DEVICE)
-    assert asker.times == asker.refused > 0
-    assert asking.guard.askers.asked(DEVICE).refused == asker.refused
+    assert asker.opener.times == asker.opener.refused > 0
+    assert asking.guard.askers.asked(DEVICE).refused == asker.opener.refused
 
 
 def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: Path, standing: Fence) -> None:
@@ -573,7 +573,7 @@ def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) ->
     assert run(made_group(foreign / "below"), OPENS) == "opened"
     assert asking.uses() > 0
     (asker,) = asking.guard.askers.of(DEVICE)
-    assert (asker.exempt, asker.refused) == (True, 0)
+    assert (asker.opener.exempt, asker.opener.refused) == (True, 0)
 
 
 def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreign: Path) -> None:
@@ -582,10 +582,10 @@ def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreig
     run(foreign, OPENS)
     asking.uses()
     (asker,) = asking.guard.askers.of(DEVICE)
-    assert not asking.guard.exempts(DEVICE, "", asker.place)
+    assert not asking.guard.exempts(DEVICE, "", asker.opener.place)
     asking.exempt = {foreign}
     asking.guard.renew()
-    assert asking.guard.exempts(DEVICE, "", asker.place)
+    assert asking.guard.exempts(DEVICE, "", asker.opener.place)
     assert not asking.guard.exempts(DEVICE, "", "/another.service")
 
 
@@ -668,8 +668,8 @@ def test_many_questions_of_a_program_are_one_line(
         run(unit, OPENS)
         asking.uses()
     (asker,) = asking.guard.askers.of(DEVICE)
-    assert (asker.place.endswith("/foreign/telegraf.service"), asker.refused) == (True, 0)
-    assert asker.times >= 5
+    assert (asker.opener.place.endswith("/foreign/telegraf.service"), asker.opener.refused) == (True, 0)
+    assert asker.opener.times >= 5
     lines = [line for line in capsys.readouterr().out.splitlines() if "asked for a GPU" in line]
     assert len(lines) == 1
     assert "telegraf.service" in lines[0]
@@ -792,7 +792,7 @@ def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: P
     later.found = asking.found
     later.keep(lives.CLEAN)
     later.uses()
-    assert [asker.place for asker in later.guard.askers.of(DEVICE)] == [
+    assert [asker.opener.place for asker in later.guard.askers.of(DEVICE)] == [
         f"/{foreign.relative_to(fence.root())}/kubepods/pod{lives.A}"
     ]
     later.guard.close()

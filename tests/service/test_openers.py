@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,8 @@ from scrubber.fence.askers import Askers, Place
 from scrubber.node.pods import Tenants
 from scrubber.service.openers import Openers
 from tests.service.world import World
+
+LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
 
 
 @dataclass
@@ -36,10 +39,9 @@ class Node:
         self.begin()
         await asyncio.sleep(2)
 
-    async def ask(self, place: str, times: int = 1, *, device: int = 0, refused: bool = False, ignored: bool = False):
+    async def ask(self, place: str, times: int = 1, **how: bool) -> None:
         for _ in range(times):
-            uuid, where = self.world.uuids[device], Place(place)
-            self.askers.add(uuid, "python", 42, where, refused=refused, exempt=False, ignored=ignored)
+            self.askers.add(self.world.uuids[0], "python", 42, Place(place), **LET_THROUGH | how)
         await asyncio.sleep(2)
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
@@ -50,7 +52,7 @@ class Node:
 
     def named(self) -> list[tuple[str, str, int]]:
         """Whom an explanation names."""
-        return [(it.place, it.pod, it.times) for it in self.askers.of(self.world.uuids[0])]
+        return [(it.place, it.pod, it.times) for asker in self.askers.of(self.world.uuids[0]) for it in [asker.opener]]
 
 
 @pytest.fixture
@@ -95,11 +97,24 @@ async def test_a_later_life_names_them_and_writes_no_row_again(node):
     assert await node.rows() == [("stranger", 3, True, False), ("stranger", 5, True, True)]
 
 
+async def test_no_row_exempts_what_happened_before_the_exemption(node):
+    await node.world.tenancy(node.world.uuids[0])
+    await node.ask("monitor", 3)
+    await node.ask("monitor", 2, exempt=True)
+    await node.ask("monitor", 4)
+    await node.openers.write(ends=True)
+    texts = [it.text for it in (await node.world.life.reporter.history.entries("0", 0.0, 3)).entries]
+    assert [("which the policy exempts" in it, "unauthorised use" in it) for it in texts] == [
+        (False, True), (True, False), (False, True),
+    ]  # fmt: skip
+    assert [re.findall("at least [0-9]+", it) for it in texts] == [["at least 3"], ["at least 2"], ["at least 7"]]
+
+
 async def test_a_flood_does_not_fill_the_ledger(node):
     for device in range(4):
         for number in range(500):
             uuid, place = node.world.uuids[device], Place(f"pod-{number}")
-            node.askers.add(uuid, "python", number, place, refused=False, exempt=False, ignored=False)
+            node.askers.add(uuid, "python", number, place, **LET_THROUGH)
             if number % 50 == 0:
                 await asyncio.sleep(1)
     await asyncio.sleep(2)

@@ -285,8 +285,9 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
     guard = Following(KeptOff.PODS)
     monkeypatch.setattr(world.life.observer.driver, "guard", guard)
     pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
-    for pod in pods:
-        guard.askers.add(world.uuids[0], "nvidia-smi", 7, Place(pod), refused=True, exempt=False, ignored=False)
+    asked = [("uid-1", False), ("uid-2", False), ("uid-1", True), ("uid-1", True)]
+    for pod, exempt in asked:
+        guard.askers.add(world.uuids[0], "dcgm", 7, Place(pod), refused=not exempt, exempt=exempt, ignored=False)
     tenants = Tenants(names=pods)
 
     async def look() -> Tenants:
@@ -294,7 +295,9 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
 
     monkeypatch.setattr(world.context, "tenants", look)
     device = (await world.life.reporter.status([world.uuids[0]])).devices[0]
-    assert {it.pod: it.exempt for it in device.askers} == {"monitoring/dcgm": True, "team/train": False}
+    assert [(it.pod, it.exempt, it.times, it.refused) for it in device.askers] == [
+        ("team/train", False, 1, 1), ("monitoring/dcgm", True, 3, 1),
+    ]  # fmt: skip
 
 
 async def test_a_device_that_is_open_to_all_says_so(begin, monkeypatch):
