@@ -121,7 +121,7 @@ class OpenAttempted:
 
     One row when that begins, in each period of the device (``open_attempts``), and one when he is let through after he
     was refused. Another one, with ``ended`` and all his attempts of that period, when the period or the service ends,
-    if he tried again after that.
+    if he tried again after that. Those for whom there is no room have a row together (``model.OTHERS``).
     """
 
     opener: Opener

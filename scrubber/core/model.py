@@ -190,6 +190,9 @@ CONTAINER = "container:"  # prefix for the id of a container that is in no pod
 
 NO_CONTAINER = "no container"
 NOWHERE = ("", NO_CONTAINER)  # places of an ``Opener`` that say nothing of him; empty: he had ended
+OTHER_CONTAINERS = "other containers"  # the place of an ``Opener`` that stands for several without a row of their own
+OTHER_PROGRAMS = "other programs of the node"  # the same, of those in no container
+OTHERS = (OTHER_CONTAINERS, OTHER_PROGRAMS)
 
 
 def is_pod(name: str) -> bool:
@@ -206,7 +209,7 @@ def place_words(place: str, pod: str = "") -> str:
         return f"pod {pod} ({place})"
     if pod_groups.holds_pods(place):
         return pod_groups.GONE
-    if place in NOWHERE or place.startswith("/"):
+    if place in (*NOWHERE, *OTHERS) or place.startswith("/"):
         return place
     return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
 
@@ -248,10 +251,10 @@ class Opener:
     A place that the policy exempts is another opener than the same place before: the policy changes no past attempt.
     """
 
-    place: str  # the UID of his pod, container:ID, the path of his control group; or one of ``NOWHERE``
+    place: str  # the UID of his pod, container:ID, the path of his control group; one of ``NOWHERE`` or ``OTHERS``
     pod: str  # NAMESPACE/POD; empty: it is no pod, or its name is not known
-    command: str
-    pid: int
+    command: str  # of one of ``OTHERS``: how many they are
+    pid: int  # the same: 0
     exempt: bool  # the policy let him open the device at any time when he asked
     times: int  # that he asked the kernel: an opening that is let through asks up to three times
     refused: int  # of them
@@ -271,7 +274,7 @@ class Opener:
     @property
     def is_contained(self) -> bool:
         """Whether he is in a pod or another container."""
-        is_no_container = self.place.startswith("/") or self.place in NOWHERE
+        is_no_container = self.place.startswith("/") or self.place in (*NOWHERE, OTHER_PROGRAMS)
         return not is_no_container or pod_groups.holds_pods(self.place)
 
 

@@ -2,7 +2,7 @@
 
 They are counted in periods. A device begins a period when it is given to somebody, and when it is given back: its rows
 say who tried to open it while a tenant had it, and who between two tenants. A flood must not fill the ledger: the rows
-of a period are few, and the caller says how many first rows there may be now.
+of a period are few, and the caller says how many first rows there may be now. One row more says how many are left out.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from scrubber.core.events import OpenAttempted
-from scrubber.core.model import Opener, State, Who
+from scrubber.core.model import OTHER_CONTAINERS, OTHER_PROGRAMS, OTHERS, Opener, State, Who
 from scrubber.core.record import Record
 
 MOST = 8  # openers with rows in a period
 AT_ONCE, WITHIN = 20, 600.0  # first rows of the whole node at most, within so many seconds
+MOST_FORGOTTEN = 1000  # openers of a device that are counted at most, beside those whom the caller keeps in mind
 
 _HELD = (State.GRANTED, State.IN_USE)
 
@@ -39,7 +40,8 @@ class Written:
 
     period: Period
     before: Mapping[Who, Opener] = field(default_factory=dict)  # as they were counted when the period began
-    rows: Mapping[Who, Opener] = field(default_factory=dict)  # the newest row of each
+    rows: Mapping[Who, Opener] = field(default_factory=dict)  # the newest row of each, also of ``OTHERS``
+    forgotten: Mapping[Who, Opener] = field(default_factory=dict)  # those of the period whom the caller forgot
 
     def first_rows(self, counted: Iterable[Opener], room: int) -> list[OpenAttempted]:
         """Those due, at most as many as there is room for: also of who was refused so far, and is let through.
@@ -54,7 +56,7 @@ class Written:
             elif row is not None and row.times == row.refused and opener.times > opener.refused:
                 opened.append(opener)  # he was refused before
         new.sort(key=lambda opener: (opener.exempt, opener.times == opener.refused))  # if few fit, the worst do
-        new = new[: max(MOST - len(self.rows), 0)]
+        new = new[: max(MOST - sum(row.place not in OTHERS for row in self.rows.values()), 0)]
         return [self._row(opener) for opener in [*opened, *new][: max(room, 0)]]
 
     def last_rows(self, counted: Iterable[Opener]) -> list[OpenAttempted]:
@@ -62,6 +64,31 @@ class Written:
         rows = self.rows
         now = [opener for opener in self._in_period(counted) if opener.who in rows]
         return [self._row(opener, ended=True) for opener in now if opener.times > rows[opener.who].times]
+
+    def rows_of_others(self, counted: Iterable[Opener], *, ended: bool = False) -> list[OpenAttempted]:
+        """Those due, after all others, about openers without a row: how many they are.
+
+        ``ended``: at the end of the period, or of the service.
+        """
+        left_out = {who: opener for who, opener in self.forgotten.items() if who not in self.rows}
+        for opener in self._in_period(counted):
+            if opener.times and opener.who not in self.rows:
+                left_out[opener.who] = added(left_out.get(opener.who), opener)
+        due = list[Opener]()
+        for others in _together(left_out.values()):
+            row = self.rows.get(others.who)
+            is_new = row is None or (row.times == row.refused and others.times > others.refused)
+            if is_new or (ended and (row is None or (row.command, row.times) != (others.command, others.times))):
+                due.append(others)
+        return [self._row(others, ended=ended) for others in due]
+
+    def with_forgotten(self, openers: Iterable[Opener]) -> Written:
+        """What they tell once the caller has forgotten these openers, with all their attempts so far."""
+        forgotten = dict(self.forgotten)
+        for opener in self._in_period(openers):
+            if opener.times and (opener.who in forgotten or len(forgotten) < MOST_FORGOTTEN):
+                forgotten[opener.who] = added(forgotten.get(opener.who), opener)
+        return replace(self, forgotten=forgotten)
 
     def with_rows(self, events: Iterable[OpenAttempted]) -> Written:
         """What they tell once these rows are written."""
@@ -93,6 +120,8 @@ def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opene
     """What these rows of a device, oldest first, tell: all openers, with all their attempts, and the present period."""
     newest: dict[tuple[Who, Period], Opener] = {}
     for event in events:
+        if event.opener.place in OTHERS:  # they have no names, and who asks from now on is counted anew
+            continue
         key = event.opener.who, Period(event.tenancy, event.held)
         newest.pop(key, None)
         newest[key] = event.opener
@@ -111,6 +140,18 @@ def added(earlier: Opener | None, later: Opener) -> Opener:
     times, refused = earlier.times + later.times, earlier.refused + later.refused
     first = min(earlier.first, later.first)
     return replace(later, pod=later.pod or earlier.pod, times=times, refused=refused, first=first)
+
+
+def _together(openers: Iterable[Opener]) -> Iterable[Opener]:
+    """All in containers as one opener, and all other programs; those apart that the policy exempts."""
+    groups: dict[tuple[bool, bool], list[Opener]] = {}
+    for opener in openers:
+        groups.setdefault((opener.is_contained, opener.exempt), []).append(opener)
+    for (is_contained, exempt), some in groups.items():
+        place = OTHER_CONTAINERS if is_contained else OTHER_PROGRAMS
+        times, refused = sum(it.times for it in some), sum(it.refused for it in some)
+        first, last = min(it.first for it in some), max(it.last for it in some)
+        yield Opener(place, "", str(len(some)), 0, exempt, times, refused, first, last)
 
 
 def _without(total: Opener, row: Opener | None) -> Opener:

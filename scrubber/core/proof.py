@@ -11,7 +11,7 @@ from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, holder_names, most_thorough
 from scrubber.core.record import Record
 
-EXEMPT = ", which the policy exempts"  # such a use is authorised: it ends the proof, and pages nobody
+EXEMPT = ", which the policy exempted"  # such a use is authorised: it ends the proof, and pages nobody
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
 
 

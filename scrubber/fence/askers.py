@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scrubber.core.model import Holder, Opener, Who
-from scrubber.core.open_attempts import added
+from scrubber.core.open_attempts import MOST_FORGOTTEN, added
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
@@ -65,6 +65,7 @@ class Askers:
         self.questions = 0  # of all devices, so far
         self._of: dict[str, dict[_Key, Asker]] = {}
         self._totals: dict[str, Asked] = {}
+        self._forgotten: dict[str, dict[Who, Opener]] = {}  # those that were not taken before
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
@@ -92,11 +93,22 @@ class Askers:
             self._lines.append(now)
         mine[key] = asker
         if len(mine) > _KEPT:  # names that programs have chosen go first
-            del mine[next((it for it in mine if it[0].command), next(iter(mine)))]
+            oldest = next((it for it in mine if it[0].command), next(iter(mine)))
+            self._forget(device, mine.pop(oldest))
         if not (ignored or exempt):
             total = self._totals.get(device, Asked())
             self._totals[device] = Asked(total.times + 1, total.refused + refused)
         return asker if due else None
+
+    def _forget(self, device: str, asker: Asker) -> None:
+        forgotten, who = self._forgotten.setdefault(device, {}), asker.opener.who
+        if not asker.ignored and (who in forgotten or len(forgotten) < MOST_FORGOTTEN):
+            forgotten[who] = added(forgotten.get(who), asker.opener)
+
+    def take_forgotten(self, device: str) -> tuple[Opener, ...]:
+        """Those whom others have pushed out since the last call, with all their attempts."""
+        with self._turn:
+            return tuple(self._forgotten.pop(device, {}).values())
 
     def missed(self, device: str, why: str) -> None:
         """Somebody may not have been counted, for this reason."""

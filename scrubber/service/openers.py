@@ -16,7 +16,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import fencing, open_attempts
 from scrubber.core.events import FenceMissed, OpenAttempted
 from scrubber.core.fencing import OpenTo
-from scrubber.core.model import Opener
+from scrubber.core.model import OTHERS, Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -97,20 +97,25 @@ class Openers:
             if is_quiet and self._looked.get(uuid) is record:
                 continue  # the usual case, after each row for each other device
             self._looked[uuid] = record
+            forgotten = self._askers.take_forgotten(uuid)  # first: nobody is in both
             counted, now = self._counted(uuid), open_attempts.period(record)
-            before = periods.get(uuid, Written(now))
+            before = periods.get(uuid, Written(now)).with_forgotten(forgotten)
             is_over = before.period != now
             is_of_all = fencing.open_to(record) is OpenTo.ALL  # nobody was named, so each attempt may be the owner's
             if is_over or not is_of_all:
-                periods[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
+                written = self._note(uuid, before, before.first_rows(counted, self._room()))
+                written = self._note(uuid, written, written.rows_of_others(counted))
                 if ends or is_over:
-                    periods[uuid] = self._note(uuid, periods[uuid], periods[uuid].last_rows(counted))
+                    last = [*written.last_rows(counted), *written.rows_of_others(counted, ended=True)]
+                    written = self._note(uuid, written, last)
+                periods[uuid] = written
             if is_over or is_of_all:
                 periods[uuid] = open_attempts.begun(now, counted)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:
         self._unwritten += [(uuid, row) for row in rows]
-        self._first += [self._context.now().uptime for row in rows if not row.ended]
+        first = [row for row in rows if not row.ended and row.opener.place not in OTHERS]
+        self._first += [self._context.now().uptime for _ in first]
         return written.with_rows(rows)
 
     def _room(self, written: Iterable[float] | None = None) -> int:

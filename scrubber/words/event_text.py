@@ -13,6 +13,9 @@ from scrubber.core.guarded import Guarded
 from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
     NOWHERE,
+    OTHER_CONTAINERS,
+    OTHER_PROGRAMS,
+    OTHERS,
     Evicted,
     Grant,
     HealthRead,
@@ -35,6 +38,10 @@ _TRIGGERS = {  # those whose stored name says too little
     Trigger.FIRST_LOOK: "nothing was known of its memory",
     Trigger.FOREIGN_USE: "it was used without a grant",
     Trigger.PROOF_EXPIRED: "its proof is no longer valid",
+}
+_OTHERS = {
+    OTHER_CONTAINERS: ("other container", "other containers"),
+    OTHER_PROGRAMS: ("other program of the node", "other programs of the node"),
 }
 
 
@@ -151,9 +158,10 @@ def _attempts(event: ev.OpenAttempted) -> str:
         return f"refused: {who} {asked} {meanwhile}, and each of these was refused{when}"
     refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
     unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
-    how = " which the policy exempts" if opener.exempt else f" {meanwhile}{unauthorised}"
+    how = " which the policy exempted" if opener.exempt else f" {meanwhile}{unauthorised}"
     when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
-    return f"opened by {who}{how}; it {asked}{refused}{when}"
+    they = "they" if opener.place in OTHERS and opener.command != "1" else "it"
+    return f"opened by {who}{how}; {they} {asked}{refused}{when}"
 
 
 def _often(times: int) -> str:
@@ -161,6 +169,11 @@ def _often(times: int) -> str:
 
 
 def _opener(opener: Opener) -> str:
+    if opener.place in OTHERS:
+        number = int(opener.command)
+        one, several = _OTHERS[opener.place]
+        whose = "its" if number == 1 else "their"
+        return f"at least {quantity(number, one, several)} without a row of {whose} own{',' if opener.exempt else ''}"
     if opener.place in NOWHERE:
         return process_names.describe(opener.command, opener.pid, opener.place)
     return f"{place_words(opener.place, opener.pod)}, last by {process_names.describe(opener.command, opener.pid)},"

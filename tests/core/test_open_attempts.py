@@ -86,6 +86,57 @@ def test_a_period_ends_with_the_counts_that_have_changed(written, counted, due):
     assert all(event.ended for event in events)
 
 
+UNIT = opener("/system.slice/x.service")
+NAMED = tuple(opener(f"named-{number}") for number in range(MOST))
+AGAIN = opener(first=500.0)
+REFUSED = opener("pod-c", times=2, refused=2)
+
+
+@pytest.mark.parametrize(
+    ("written", "counted", "ended", "due"),
+    rows(
+        ("all have rows", rows_of(A, B), (A, B), True, []),
+        ("nobody has asked since", rows_of(before=(A,)), (A,), True, []),
+        ("some", rows_of(*NAMED), (*NAMED, A, B), False, [("other containers", "2", 2, 0)]),
+        ("one", rows_of(*NAMED), (A,), False, [("other containers", "1", 1, 0)]),
+        ("programs of the node", rows_of(*NAMED), (A, UNIT, opener("", command="a"), opener("", command="b")), False,
+         [("other containers", "1", 1, 0), ("other programs of the node", "3", 3, 0)]),
+        ("exempt ones", rows_of(*NAMED), (A, opener(exempt=True)), False,
+         [("other containers", "1", 1, 0), ("other containers", "1", 1, 0)]),
+        ("forgotten ones", rows_of(*NAMED).with_forgotten([B, opener("pod-c", times=7)]), (A,), False,
+         [("other containers", "3", 9, 0)]),
+        ("forgotten and counted again", rows_of(*NAMED).with_forgotten([opener(times=4)]), (AGAIN,), False,
+         [("other containers", "1", 5, 0)]),
+        ("forgotten twice", rows_of(*NAMED).with_forgotten([B]).with_forgotten([AGAIN]), (), False,
+         [("other containers", "1", 2, 0)]),
+        ("forgotten, and quiet in this period", rows_of(*NAMED, before=(B,)).with_forgotten([B]), (), False, []),
+        ("forgotten, with a row", rows_of(*NAMED).with_forgotten([NAMED[0]]), (), False, []),
+        ("a flood", rows_of(*NAMED).with_forgotten(opener(f"pod-{it}") for it in range(5000)), (), False,
+         [("other containers", "1000", 1000, 0)]),
+    ),
+)  # fmt: skip
+def test_those_without_rows_are_counted_in_one(written, counted, ended, due):
+    events = written.rows_of_others(counted, ended=ended)
+    assert [(it.opener.place, it.opener.command, it.opener.times, it.opener.refused) for it in events] == due
+    assert written.with_rows(events).rows_of_others(counted, ended=True) == []
+
+
+def test_a_row_of_others_is_followed_only_by_worse_or_last():
+    written = rows_of(*NAMED)
+    written = written.with_rows(written.rows_of_others([REFUSED]))
+    assert written.first_rows([A], 20) == [], "it takes no place of a name"
+    assert written.rows_of_others([replace(REFUSED, times=5, refused=5)]) == []
+    [worse] = written.rows_of_others([replace(REFUSED, times=5, refused=4)])
+    assert (worse.opener.times, worse.opener.was_let_through, worse.ended) == (5, True, False)
+    [last] = written.rows_of_others([replace(REFUSED, times=5, refused=5), A], ended=True)
+    assert (last.opener.command, last.opener.times, last.ended) == ("2", 6, True)
+
+
+def test_a_later_life_counts_those_without_rows_anew():
+    others = rows_of(*NAMED).rows_of_others([A, B])
+    assert open_attempts.remembered(others, HELD) == ([], Written(HELD))
+
+
 def test_a_device_begins_a_period_when_it_changes_hands():
     number = lives.CLEAN.tenancy.number
     life = (lives.CLEAN, lives.GRANTED, lives.IN_USE, lives.DIRTY, lives.SCRUBBING)

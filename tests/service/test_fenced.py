@@ -132,7 +132,7 @@ async def test_a_use_counts_unless_all_its_users_are_exempt(fenced, stays, compa
     assert scrubs(world, device) == passed + 1
     named = "pod site/stranger (stranger)" if company else "pod ops/monitor (monitor)"
     assert stays or named in soiled.why
-    assert (bool(soiled.holders or soiled.unnamed), "which the policy exempts" in soiled.why) == (company, not company)
+    assert (bool(soiled.holders or soiled.unnamed), "which the policy exempted" in soiled.why) == (company, not company)
 
 
 PRESTART = "defaults: {fence: {mode: refuse}}"

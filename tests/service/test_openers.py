@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scrubber.core.events import OpenAttempted
+from scrubber.core.model import OTHER_CONTAINERS
 from scrubber.fence.askers import Askers, Place
 from scrubber.node.pods import Tenants
 from scrubber.service.openers import Openers
@@ -46,9 +47,16 @@ class Node:
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
         """Who, how often, whether somebody had the device, and whether that is the last row of him."""
+        return [(it.opener.place, it.opener.times, it.held, it.ended) for it in await self.attempts()]
+
+    async def attempts(self) -> list[OpenAttempted]:
         rows = [it.event for it in (await self.world.life.ledger.history(None, None, 1000)).entries]
-        of_openers = [it for it in rows if isinstance(it, OpenAttempted)]
-        return [(it.opener.place, it.opener.times, it.held, it.ended) for it in of_openers]
+        return [it for it in rows if isinstance(it, OpenAttempted)]
+
+    async def left_out(self) -> list[tuple[int, int, bool]]:
+        """How many had no row, how often they asked, and whether that is the last row about them."""
+        others = [it for it in await self.attempts() if it.opener.place == OTHER_CONTAINERS]
+        return [(int(it.opener.command), it.opener.times, it.ended) for it in others]
 
     def named(self) -> list[tuple[str, str, int]]:
         """Whom an explanation names."""
@@ -104,7 +112,7 @@ async def test_no_row_exempts_what_happened_before_the_exemption(node):
     await node.ask("monitor", 4)
     await node.openers.write(ends=True)
     texts = [it.text for it in (await node.world.life.reporter.history.entries("0", 0.0, 3)).entries]
-    assert [("which the policy exempts" in it, "unauthorised use" in it) for it in texts] == [
+    assert [("which the policy exempted" in it, "unauthorised use" in it) for it in texts] == [
         (False, True), (True, False), (False, True),
     ]  # fmt: skip
     assert [re.findall("at least [0-9]+", it) for it in texts] == [["at least 3"], ["at least 2"], ["at least 7"]]
@@ -118,9 +126,34 @@ async def test_a_flood_does_not_fill_the_ledger(node):
             if number % 50 == 0:
                 await asyncio.sleep(1)
     await asyncio.sleep(2)
-    assert len(await node.rows()) == 20
+    named = [it for it in await node.rows() if it[0].startswith("pod-")]
+    assert (len(named), len(await node.rows())) == (20, 24)
     await asyncio.sleep(700)
-    assert len(await node.rows()) == 32
+    assert len(await node.rows()) == 36
+    await node.openers.write(ends=True)
+    assert [it for it in await node.left_out() if it[2]] == [(492, 492, True)] * 4
+
+
+async def test_who_has_no_row_is_counted_in_one(node):
+    for number in range(30):
+        await node.ask(f"pod-{number}")
+    assert await node.left_out() == [(1, 1, False)]
+    await node.begin_again()
+    assert await node.left_out() == [(1, 1, False)], "the service was killed"
+    await node.ask("pod-0")
+    await node.ask("pod-29")
+    await node.openers.write(ends=True)
+    await node.begin_again()
+    assert await node.left_out() == [(1, 1, False), (1, 1, False)], "of each life"
+
+
+async def test_a_period_ends_with_how_many_had_no_row(node):
+    for number in [*range(30), *range(30)]:
+        await node.ask(f"pod-{number}", 2 if number == 20 else 1)
+    await node.world.tenancy(node.world.uuids[0])
+    await asyncio.sleep(2)
+    assert await node.left_out() == [(1, 1, False), (22, 2 * 23, True)]
+    assert [it.held for it in await node.attempts()] == [False] * len(await node.attempts())
 
 
 async def test_what_happens_on_a_full_disk_is_written_afterwards(node):

@@ -180,9 +180,18 @@ LIFE = [
      ('refused: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
       "and each of these was refused")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
-     ('opened by container 0123, last by "train-b" (pid 42), which the policy exempts; it asked the kernel at '
+     ('opened by container 0123, last by "train-b" (pid 42), which the policy exempted; it asked the kernel at '
       'least 3 times, '
       "from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
+    (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="12", pid=0), 7, held=True),
+     ("opened by at least 12 other containers without a row of their own while somebody else had it: unauthorised use; "
+      "they asked the kernel at least 3 times")),
+    (ev.OpenAttempted(replace(lives.OPENER, place="other programs of the node", command="1", refused=1), 7, held=True),
+     ("opened by at least 1 other program of the node without a row of its own while somebody else had it; it asked the "
+      "kernel at least 3 times, and was refused 1 time")),
+    (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="2", exempt=True), 7, held=False),
+     ("opened by at least 2 other containers without a row of their own, which the policy exempted; they asked the "
+      "kernel at least 3 times")),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),
      "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),
