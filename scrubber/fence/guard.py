@@ -201,7 +201,7 @@ class Guard:
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
-        terms = self._sources.terms(uuid)
+        terms, gaps = self._sources.terms(uuid), dict[str, None]()  # each reason once, whatever the number of nodes
         try:
             owners = self._owners(uuid, terms)
             if owners is None or owners:  # it will have been used when it is proven again
@@ -214,7 +214,7 @@ class Guard:
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
-                    self._note_gap(uuid, "a process that could open it still runs, and may have it open")
+                    gaps["a process that could open it still runs, and may have it open"] = None
                 had_no_rule = self._fence.set(
                     number,
                     None if owners is None else uncounted,
@@ -224,16 +224,18 @@ class Guard:
                     service=service,
                 )
                 if had_no_rule and not self._rule(uuid).failed:
-                    self._note_gap(uuid, "nothing counted who opens it, such as under another policy")
+                    gaps["nothing counted who opens it, such as under another policy"] = None
             if why := self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
-                self._note_gap(uuid, why)
+                gaps[why] = None
                 self.stands_since = _uptime()
         except OSError as error:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
             self._rules[uuid] = replace(self._rule(uuid), failed=why)
-            return
-        self._rules[uuid] = rule
+        else:
+            self._rules[uuid] = rule
+        for why in gaps:
+            self._note_gap(uuid, why)
 
     def _leaving(self, number: DeviceNumber, staying: Collection[int]) -> Iterable[int]:
         """The control groups that could open a device uncounted, and may no longer."""

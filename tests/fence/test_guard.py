@@ -657,6 +657,16 @@ def test_an_earlier_owner_that_runs_may_have_the_device(asking: Asking, group: P
     assert asking.uses() == uses
 
 
+def test_a_gap_of_a_gpu_with_two_nodes_is_one_line(
+    asking: Asking, owner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_nodes = {DEVICE: frozenset({FULL, ZERO})}
+    asking.keep(lives.IN_USE, two_nodes)
+    with keeping(owner):
+        asking.keep(lives.CLEAN, two_nodes)
+    assert capsys.readouterr().out.count("the fence may have missed somebody") == 1
+
+
 def test_many_questions_of_a_program_are_one_line(
     asking: Asking, foreign: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,8 +187,8 @@ LIFE = [
      ("opened by at least 12 other containers without a row of their own while somebody else had it: unauthorised use; "
       "they asked the kernel at least 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other programs of the node", command="1", refused=1), 7, held=True),
-     ("opened by at least 1 other program of the node without a row of its own while somebody else had it; it asked the "
-      "kernel at least 3 times, and was refused 1 time")),
+     ("opened by at least 1 other program of the node without a row of its own while somebody else had it; it asked "
+      "the kernel at least 3 times, and was refused 1 time")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="2", exempt=True), 7, held=False),
      ("opened by at least 2 other containers without a row of their own, which the policy exempted; they asked the "
       "kernel at least 3 times")),
