@@ -111,7 +111,7 @@ class Soiled:
 
     why: str
     holders: tuple[Holder, ...] = ()
-    times: int = 1  # how often this has happened, with this time, since the device was last handed out
+    times: int = 1  # how often it was no longer clean, whatever the reason, since its last tenancy or its discovery
     unnamed: bool = False  # by a process that had left before it could be named
 
 

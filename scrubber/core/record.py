@@ -108,7 +108,7 @@ class Scrubs:
     due_path: ScrubPath | None = None  # the next scrub takes at least this path
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
     pattern_left: bool = False  # the last proof left a pattern: what no user has overwritten may still be that
-    soiled: int = 0  # how often its proof was ended by a use, or by memory of nobody, since it was last handed out
+    soiled: int = 0  # how often it was no longer clean, whatever the reason, since its last tenancy or its discovery
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
     tested: float | None = None  # wall; when a scrub with a self-test last passed, or the first receipt was given
 

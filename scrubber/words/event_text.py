@@ -72,7 +72,7 @@ def tell(event: ev.Event) -> str:
             return f"released: {why}"
         case ev.Soiled(why, holders, times):
             user = f" by {holder_names(holders)}: unauthorised use" if holders else ""
-            again = _times(times, "handed out")
+            again = _again(times, "no longer clean", "since its last tenancy, or since it was found")
             return f"no longer clean: {why}{user}{again}"
         case ev.OpenAttempted():
             return _attempts(event)
@@ -95,7 +95,8 @@ def tell(event: ev.Event) -> str:
         case ev.TenancyClosed():
             return _closed(event)
         case ev.ScrubFailed(why=why, times=times):
-            return f"not clean: {why}{_times(times, 'proven clean')}"
+            again = _again(times, "not clean after a scrub", "since its last proof, its reinstatement or the boot")
+            return f"not clean: {why}{again}"
         case ev.ScrubInterrupted(_, why):
             return f"scrub cancelled, nothing was proven: {why}"
         case ev.ErrorsNoted(codes, grave=grave):
@@ -135,8 +136,8 @@ def _time_of(wall: float) -> str:
     return f"{calendar_time.utc(wall):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _times(times: int, since: str) -> str:
-    return f" ({times} times since it was last {since})" if times > 1 else ""
+def _again(times: int, what: str, since: str) -> str:
+    return f" ({what} {times} times {since})" if times > 1 else ""
 
 
 def _listed(pods: tuple[str, ...]) -> str:

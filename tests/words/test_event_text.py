@@ -147,7 +147,8 @@ LIFE = [
      "settings passed in 0.250 s (restored clocks); health passed in 0.250 s"),
     (ev.Escalated("job-1", "verify failed", ScrubPath.SLOW), "escalated to the slow path: verify failed"),
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
-    (ev.ScrubFailed("job-1", "used", times=17), "not clean: used (17 times since it was last proven clean)"),
+    (ev.ScrubFailed("job-1", "used", times=17),
+     "not clean: used (not clean after a scrub 17 times since its last proof, its reinstatement or the boot)"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.TenancyClosed(
         EndedTenancy(7, "boot-1", NOW, NOW, lives.A, "team/train", guarded=HELD), "r-1", UNREAD),
@@ -199,8 +200,11 @@ LIFE = [
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
       "container): unauthorised use")),
     (ev.Soiled("it was used without a grant", (lives.OF_B,), times=1200),
-     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b): unauthorised use (1200 times since '
-      "it was last handed out)")),
+     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b): unauthorised use (no longer '
+      "clean 1200 times since its last tenancy, or since it was found)")),
+    (ev.Soiled("it is not known whether it was used: it was taken away", times=2),
+     ("no longer clean: it is not known whether it was used: it was taken away (no longer clean 2 times since its last "
+      "tenancy, or since it was found)")),
     (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
     (ev.Distrusted("the node was rebooted", lives.REBOOTED),
      "what was known about its memory no longer holds: the node was rebooted"),
