@@ -99,7 +99,7 @@ def guard(
 
         sources = Sources(
             process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours,
-            _below(config.cgroup_root), lambda uid: exempt.names.get(uid, ""),
+            _below(config.cgroup_root), lambda uid: exempt.names.get(uid, ""), lambda: proc.pids_are_free(_PROC),
         )  # fmt: skip
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)

@@ -66,6 +66,7 @@ class Sources:
     is_ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started this process
     below: str = ""  # the control group below which the fence stands; empty: the root of all
     pod_name: Callable[[str], str] = lambda _uid: ""  # NAMESPACE/POD, if it is known
+    pids_are_free: Callable[[], bool] = lambda: False  # so that no pid is given twice within a tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,10 @@ class Excuses:
             holder = next(iter(self._sources.process(question.pid)), None)
         except OSError:
             return None
-        return None if holder is None or holder.started > question.uptime - _TICK else holder
+        if holder is None or holder.started > question.uptime:
+            return None
+        is_sure = holder.started <= question.uptime - _TICK or self._sources.pids_are_free()
+        return holder if is_sure else None
 
     def _remember(self, uuid: str, question: Question, judged: _Judged, *, ignored: bool = False) -> None:
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)

@@ -16,6 +16,7 @@ DEAD = frozenset("ZX")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
 _PF_EXITING, _PF_KTHREAD = 0x4, 0x200000
+_STARTED_IN_A_TICK = 2**14  # processes: more cannot start, since each start takes a lock of the whole kernel
 _LONGEST_STAT = 4096  # bytes, several times what the kernel writes
 
 
@@ -97,6 +98,20 @@ def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
         except ENDED:
             return False
     return pid > 1
+
+
+def pids_are_free(proc: Path) -> bool:
+    """Whether the kernel gives no pid a second time within a tick of the clock of /proc. False: it is not known.
+
+    Linux gives all free pids in turn (``alloc_pid``), unless root asks for one. An ended process may keep its pid for
+    as long as others are in its group or in its session.
+    """
+    try:
+        pid_max = int((proc / "sys/kernel/pid_max").read_text())
+        threads = int((proc / "loadavg").read_text().split()[3].partition("/")[2])
+    except (OSError, ValueError, IndexError):
+        return False
+    return pid_max - 3 * threads >= _STARTED_IN_A_TICK
 
 
 def own_namespace(proc: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.fence.excuses import Excuses, Sources, Terms
 from scrubber.fence.kernel.questions import Question
@@ -14,8 +16,8 @@ def asked(uptime: float, group: int = GROUP) -> Question:
     return Question(DeviceNumber(NodeKind.CHARACTER, 195, 0), uptime, PID, "dcgm", group, (), refused=False)
 
 
-def looked_up(running: list[Holder], place: GroupPlace | None = None) -> Excuses:
-    """Where this process runs, in this place."""
+def looked_up(running: list[Holder], place: GroupPlace | None = None, *, pids_are_free: bool = False) -> Excuses:
+    """Where this process runs, in this place. ``pids_are_free``: so no later process has its number so soon."""
     sources = Sources(
         process=lambda _pid: tuple(running),
         groups=lambda _pod: frozenset(),
@@ -24,6 +26,7 @@ def looked_up(running: list[Holder], place: GroupPlace | None = None) -> Excuses
         read=lambda: None,
         place=lambda _group: place,
         runs=lambda _group: True,
+        pids_are_free=lambda: pids_are_free,
     )
     return Excuses(1, sources)
 
@@ -36,6 +39,17 @@ def test_a_bystander_is_known_for_a_moment_after_its_end() -> None:
     assert not excuses.cover("gpu", asked(11.0, ANOTHER)), "another process with its number and its name"
     assert excuses.cover("gpu", asked(11.5))
     assert not excuses.cover("gpu", asked(14.0))
+
+
+@pytest.mark.parametrize(
+    ("started", "pids_are_free", "is_excused"),
+    [(9.98, False, True), (9.995, True, True), (9.995, False, False), (10.005, True, False)],
+    ids=["before", "as it started", "perhaps a later process", "a later process"],
+)
+def test_a_bystander_is_known_from_its_start_on(*, started: float, pids_are_free: bool, is_excused: bool) -> None:
+    """The kernel tells the start of a process in hundredths of a second, rounded down."""
+    excuses = looked_up([Holder(PID, started, "dcgm", None)], pids_are_free=pids_are_free)
+    assert excuses.cover("gpu", asked(10.0)) is is_excused
 
 
 def test_the_name_of_a_control_group_becomes_text() -> None:

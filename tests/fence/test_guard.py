@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from scrubber.fence.guard import Guard
 from scrubber.fence.kernel import bpf, fence
 from scrubber.fence.kernel.fence import Fence
 from scrubber.fence.kernel.questions import Question
+from scrubber.node import proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.processes import Processes
@@ -67,6 +69,7 @@ class Asking:
             Tree(fence.root()).runs,
             Tree(fence.root()).is_gone,
             lambda pid: pid in self.ours,
+            pids_are_free=lambda: proc.pids_are_free(Path("/proc")),
         )
         self.guard = Guard(standing, identity(service), self.sources, new_groups=new_groups)
         self.guard.start()
@@ -334,6 +337,24 @@ def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
         asking.bystanders = set()
         opens()
         assert asking.uses() > 0
+
+
+def test_a_bystander_may_open_a_device_as_soon_as_it_starts(asking: Asking, foreign: Path) -> None:
+    """As a program does that a script starts: within the hundredth of a second in which it was started."""
+    asking.keep(lives.CLEAN)
+    asking.bystanders = {"dd"}
+    enter = f"echo $$ > {foreign / 'cgroup.procs'}; dd if=/dev/full of=/dev/null 2>/dev/null"
+    for _ in range(5):  # it needs longer at times
+        before = asking.guard.askers.questions
+        with subprocess.Popen(["/bin/sh", "-c", enter], start_new_session=True) as shell:
+            try:
+                ends = time.monotonic() + WITHIN
+                while asking.guard.askers.questions == before:
+                    assert time.monotonic() < ends
+                    time.sleep(0.001)
+                assert asking.uses() == 0
+            finally:
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path, foreign: Path) -> None:

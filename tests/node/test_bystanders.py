@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +138,41 @@ def test_a_child_of_another_program_or_user_is_no_bystander(node: Node, user: in
     node.be(65534)
     node.start_from(user, node.root / program)
     assert not node.knows()
+
+
+@pytest.mark.parametrize(
+    ("by_link", "wrapper", "is_known"),
+    [(False, "exec {}", True), (True, "exec {}", True), (False, "{}; :", True), (False, "unshare --mount {}", False)],
+    ids=["alone", "through a link", "of a script", "among other mounts"],
+)
+def test_a_program_that_runs_is_known_by_its_file(
+    tmp_path: Path, launch_shell: Callable[[str], int], wrapper: str, *, by_link: bool, is_known: bool
+) -> None:
+    dd, link = os.path.realpath(str(shutil.which("dd"))), tmp_path / "dd"
+    link.symlink_to(dd)
+    pid = launch_shell(wrapper.format(f"{link if by_link else dd} if=/dev/zero"))
+    (tmp_path / str(pid)).symlink_to(f"/proc/{pid}")
+    (tmp_path / "1").symlink_to(f"/proc/{os.getpid()}")  # the real one may show its mounts to nobody
+    known = Bystanders([Bystander(dd)], tmp_path, PodNames(Sandboxes(tmp_path), tmp_path))
+    assert known.knows(Holder(pid, proc.status(f"/proc/{pid}").started, "any name", None)) is is_known
+
+
+@pytest.fixture
+def launch_shell() -> Iterator[Callable[[str], int]]:
+    """Run a shell with a program that writes until its end, and return the pid of that program, once it writes."""
+    with ExitStack() as ending:
+
+        def launch(script: str) -> int:
+            shell = ending.enter_context(
+                subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+            )
+            ending.callback(os.killpg, shell.pid, signal.SIGKILL)
+            assert shell.stdout is not None
+            assert shell.stdout.read(1)
+            below = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+            return int(below[0]) if below else shell.pid
+
+        yield launch
 
 
 def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:

@@ -21,6 +21,25 @@ def named(pid: int) -> str:
         return ""
 
 
+@pytest.mark.parametrize(
+    ("pid_max", "loadavg", "are_free"),
+    [
+        ("4194304\n", "8.57 7.63 6.25 13/100000 19779\n", True),
+        ("32768\n", "8.57 7.63 6.25 13/5461 19779\n", True),
+        ("32768\n", "8.57 7.63 6.25 13/5462 19779\n", False),
+        ("", "8.57 7.63 6.25 13/394 19779\n", False),
+        ("4194304\n", "8.57 7.63\n", False),
+        ("4194304\n", "", False),
+    ],
+)
+def test_pids_are_free_only_if_many_of_them_are(tmp_path, pid_max, loadavg, are_free) -> None:
+    assert not proc.pids_are_free(tmp_path)
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/kernel/pid_max").write_text(pid_max)
+    (tmp_path / "loadavg").write_text(loadavg)
+    assert proc.pids_are_free(tmp_path) is are_free
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs no program is shown to root only")
 @pytest.mark.skipif(named(KTHREADD) != "kthreadd", reason="threads of the kernel are not shown here")
 def test_kernel_threads_are_searched_only_if_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
