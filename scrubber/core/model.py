@@ -214,6 +214,12 @@ def place_words(place: str, pod: str = "") -> str:
     return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
 
 
+def is_contained(place: str) -> bool:
+    """Whether a place of an ``Opener`` is a pod or another container."""
+    is_no_container = place.startswith("/") or place in (*NOWHERE, OTHER_PROGRAMS)
+    return not is_no_container or pod_groups.holds_pods(place)
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A process that has a device open or mapped.
@@ -274,8 +280,7 @@ class Opener:
     @property
     def is_contained(self) -> bool:
         """Whether he is in a pod or another container."""
-        is_no_container = self.place.startswith("/") or self.place in (*NOWHERE, OTHER_PROGRAMS)
-        return not is_no_container or pod_groups.holds_pods(self.place)
+        return is_contained(self.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Who uses a device that nobody was given, again and again: read from its newest events.
+"""Who uses a device that was not given to him: read from its newest events.
 
-Such a use ends a proof, or makes a scrub fail. The device is rightly kept out, until whoever comes stays away.
+Such a use ends a proof, or makes a scrub fail. Who does it again and again keeps the device out of service.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Holder
+from scrubber.core.model import NO_CONTAINER, Holder
 
 AGAIN = 2  # uses: a single one, such as a person who has looked at the GPU, ends by itself
 LATELY = 3600.0  # seconds; who has stayed away for longer does not come again and again
@@ -45,6 +45,28 @@ def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]
             seen.setdefault(who, []).append(holder)
     uses = (RepeatedUse(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
     return tuple(sorted(uses, key=lambda use: -use.times))
+
+
+def strangers(entries: Iterable[LedgerEntry], uptime: float) -> dict[str, str]:
+    """Where those ran who have used the device lately, and were not given it: NAMESPACE/POD by ``Opener.place``.
+
+    Without those that the policy exempted. An empty name: it is no pod, or its name is not known. ``uptime``: now.
+    """
+    places: dict[str, str] = {}
+    for entry in entries:
+        if not 0 <= uptime - entry.at.uptime <= LATELY:
+            continue
+        match entry.event:
+            case ev.Soiled(holders=holders, unnamed=unnamed):
+                places |= {holder.container or NO_CONTAINER: "" for holder in holders}
+                places |= {"": ""} if unnamed else {}
+            case ev.OpenAttempted(opener) if opener.was_let_through:
+                places[opener.place] = opener.pod
+            case _:
+                pass
+    if len(places) > 1:  # the others tell who it was
+        places.pop("", None)
+    return places
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:

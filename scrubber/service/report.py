@@ -17,7 +17,7 @@ from scrubber.core import answers, device_names, offering, proof, repeated_uses
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import Holder, Moment, Opener, State
+from scrubber.core.model import Holder, Moment, Opener, State, is_contained
 from scrubber.core.open_attempts import added
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -154,9 +154,10 @@ class StatusReporter:
         signs = vitals.signs if vitals is not None else ()
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
+        others = self._others(record, holders)
         advice = stalled or device_status.advice(
-            record, blocked, reset_forbidden=forbidden, holders=holders, others=self._others(record, holders),
-            unseen=unseen, pods=pods, signs=signs,
+            record, blocked, reset_forbidden=forbidden, holders=holders, others=others, unseen=unseen, pods=pods,
+            signs=signs,
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
@@ -165,7 +166,10 @@ class StatusReporter:
         device = replace(device, holders=tuple(map(_holder_view, holders)))
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
-        advice = (*await self._keeps_out(record, entries, advised), *advice)
+        if keeps_out := await self._keeps_out(record, entries, advised):
+            advice = (*keeps_out, *advice)
+        elif not others:  # the advice names those
+            advice = (*advice, *await self._after_use(record, entries))
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
@@ -193,6 +197,14 @@ class StatusReporter:
         guard, node = self._context.observer.driver.guard, next(iter(record.device.nodes), "")
         asked = guard is not None and any(not it.ignored for it in guard.askers.of(record.device.uuid))
         return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked))
+
+    async def _after_use(self, record: Record, entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
+        """What to do about a use of the last hour that was no grant's."""
+        places = repeated_uses.strangers(entries, self._context.now().uptime)
+        if any(is_contained(place) and not pod for place, pod in places.items()):
+            names = (await self._pods()).names
+            places = {place: pod or names.get(place, "") for place, pod in places.items()}
+        return tuple(device_status.after_use(places, device_names.argument(record)))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

@@ -13,6 +13,7 @@ from scrub_api import views
 from scrubber.core import absence, ailments, answers, device_names, ownership, proof, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
+    NO_CONTAINER,
     AilmentKind,
     Facts,
     Holder,
@@ -26,6 +27,8 @@ from scrubber.core.model import (
     Step,
     Vitals,
     holder_names,
+    is_contained,
+    place_words,
 )
 from scrubber.core.record import Record
 from scrubber.core.repeated_uses import RepeatedUse
@@ -34,6 +37,7 @@ AGAIN = "Autoclave tries the scrub again by itself"
 UNKNOWN = "the processes on it are not known"
 NO_PODS: Mapping[str, str] = MappingProxyType({})
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
+_PLACES = {NO_CONTAINER: "a process in no container", "": "a process that had ended before it could be named"}
 
 
 def receipt_view(receipt: Receipt) -> views.ReceiptView:
@@ -315,6 +319,28 @@ def keeps_out(
             yield from (f"{named(last)} {did}", *ends([last], pods), *_if_monitor(pods.get(last.container or "")))
         else:
             yield from (f"{named(last)} {did}, and does not run now", *find)
+
+
+def after_use(places: Mapping[str, str], gpu: str) -> Iterator[str]:
+    """What to do about those who used a device that was not given to them, as ``advice`` gives it.
+
+    ``places``: as ``repeated_uses.strangers`` has them. ``gpu``: names the device in a command.
+    """
+    if not places:
+        return
+    names = ", ".join(_PLACES.get(place) or place_words(place, pod) for place, pod in places.items())
+    yield f"the GPU was used by {names}, without a grant: `autoclave history {gpu} --warnings` shows when"
+    contained = {place: pod for place, pod in places.items() if is_contained(place)}
+    if contained:
+        yield "`fence: {mode: hold}` in the policy keeps pods off; if the policy has it, ask `autoclave doctor` why not"
+    for pod in dict.fromkeys(filter(None, contained.values())):
+        yield from _if_monitor(pod)
+    if places.keys() - contained:
+        yield f"if it was a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
+        yield "if it was a daemon that may open GPUs: add its unit to fence.exempt.units"
+        yield "to save the scrub that each of its uses costs: add the path of its program to evict.bystanders"
+        yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
+    yield "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
 
 
 def _if_monitor(pod: str | None) -> Iterator[str]:

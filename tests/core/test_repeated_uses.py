@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Blame
-from scrubber.core.repeated_uses import LATELY, RepeatedUse, of
+from scrubber.core.repeated_uses import LATELY, RepeatedUse, of, strangers
 from tests.core import lives
 from tests.core.lives import FOREIGN, NOW, OF_A, OF_B, later, rows
 
@@ -49,3 +49,23 @@ def recorded(events):
 def test_who_comes_again_and_again_is_found(events, found):
     assert of(recorded(events), later(LATELY).uptime) == found
     assert of(recorded(events), later(LATELY + 1).uptime) == ()
+
+
+def opened(**fields):
+    return ev.OpenAttempted(replace(lives.OPENER, **fields), 7, held=True)
+
+
+@pytest.mark.parametrize(
+    ("events", "places"),
+    rows(
+        ("nobody", [failed(OF_A), ev.FenceMissed("gone")], {}),
+        ("a pod, and a process of the node", [soiled(OF_A, FOREIGN)], {lives.A: "", "no container": ""}),
+        ("a process that had ended", [soiled(unnamed=True)], {"": ""}),
+        ("one that the fence has named", [soiled(unnamed=True), opened()], {lives.B: "team/b"}),
+        ("one that was refused, and an exempt one", [opened(refused=3), opened(exempt=True)], {}),
+        ("one that it is not known of", [soiled()], {}),
+    ),
+)  # fmt: skip
+def test_strangers_are_those_who_used_it_without_a_grant(events, places):
+    assert strangers(recorded(events), later(LATELY).uptime) == places
+    assert strangers(recorded(events), later(LATELY + 1.0).uptime) == {}

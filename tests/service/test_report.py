@@ -136,6 +136,25 @@ async def test_an_explanation_names_the_processes_that_are_in_the_way(world, rep
     assert not sick or f"`kill {process.pid}`" in explained.advice[1]
 
 
+async def test_an_explanation_says_what_to_do_after_a_use_without_a_grant(world, reporter):
+    device = world.uuids[0]
+    assert (await reporter.explain(device)).advice == ()
+    world.node.leave(world.foreign(device, "stranger", "uid-1"))
+    world.node.alive.discard("uid-1")
+    await asyncio.sleep(3)
+    await world.clean(device)
+
+    async def look() -> Tenants:
+        return Tenants(names={"uid-1": "team/train"})
+
+    world.context.tenants = look
+    explained = await reporter.explain(device)
+    assert explained.advice[0].startswith("the GPU was used by "), explained.advice
+    assert "treat it as a break-in" in explained.advice[-1]
+    await asyncio.sleep(3600)
+    assert (await reporter.explain(device)).advice == ()
+
+
 async def test_an_explanation_says_what_is_in_the_way_unseen(world, reporter):
     """A container that was let start is not there yet: `autoclave release` would be refused."""
     device = world.uuids[0]

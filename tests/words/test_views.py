@@ -219,6 +219,35 @@ def test_the_advice_points_to_whom_the_fence_has_seen():
     assert advice == f"a process that leaves before it can be looked at {KEEPS}: the lines `asked` below name it"
 
 
+BREAK_IN = "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
+HOLD = "`fence: {mode: hold}` in the policy keeps pods off; if the policy has it, ask `autoclave doctor` why not"
+OF_NODE = (
+    "if it was a person: they acquire the GPU first, with `autoclave acquire 3 --owner NAME`",
+    "if it was a daemon that may open GPUs: add its unit to fence.exempt.units",
+    "to save the scrub that each of its uses costs: add the path of its program to evict.bystanders",
+    "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy",
+)
+
+
+@pytest.mark.parametrize(
+    ("places", "who", "advice"),
+    lives.rows(
+        ("a pod", {"uid-1": "team/a"}, "pod team/a (uid-1)",
+         (HOLD, "if it is a monitor, and no tenant may create pods there: add team to evict.operator_namespaces",
+          "if that monitor is not NVIDIA's, each use still costs a scrub: add team:PATH to evict.bystanders")),
+        ("a pod without a name", {"uid-1": ""}, "pod uid-1", (HOLD,)),
+        ("a unit", {"/system.slice/x.service": ""}, "/system.slice/x.service", OF_NODE),
+        ("a process", {"no container": ""}, "a process in no container", OF_NODE),
+        ("nobody that can be named", {"": ""}, "a process that had ended before it could be named", OF_NODE),
+        ("several", {"container:01": "", "/user.slice": ""}, "container 01, /user.slice", (HOLD, *OF_NODE)),
+    ),
+)  # fmt: skip
+def test_the_advice_after_a_use_fits_who_it_was(places, who, advice):
+    used = f"the GPU was used by {who}, without a grant: `autoclave history 3 --warnings` shows when"
+    assert tuple(device_status.after_use(places, "3")) == (used, *advice, BREAK_IN)
+    assert tuple(device_status.after_use({}, "3")) == ()
+
+
 def test_the_advice_names_the_owner_that_may_have_ended():
     """Only the caller that acquired the device knows the end of the owner."""
     acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
