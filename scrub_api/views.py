@@ -108,11 +108,12 @@ class HolderView:
     user: str  # a name, or a number without one; empty: it has ended
     command: str
     container: str  # the UID of its pod, or container:ID; empty: it is in no container
+    pod: str = ""  # NAMESPACE/NAME, if it is known
 
     def __str__(self) -> str:
         """As people read it."""
         user = f"user {self.user}, " if self.user else ""
-        return process_names.describe(self.command, self.pid, user + (self.container or "no container"))
+        return process_names.describe(self.command, self.pid, user + (self.pod or self.container or "no container"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ground import pod_groups, process_names
@@ -235,10 +237,11 @@ class Holder:
     state: str = "S"  # of /proc/PID/stat: D does not react to signals, Z has ended
 
 
-def holder_names(holders: tuple[Holder, ...]) -> str:
-    """The holders as operators read them."""
+def holder_names(holders: tuple[Holder, ...], pods: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The holders as operators read them. ``pods``: NAMESPACE/POD by UID; another pod is named by its UID."""
+    places = (pods.get(each.container or "") or each.container or "no container" for each in holders)
     return ", ".join(
-        process_names.describe(each.command, each.pid, each.container or "no container") for each in holders
+        process_names.describe(each.command, each.pid, place) for each, place in zip(holders, places, strict=True)
     )
 
 
@@ -521,6 +524,7 @@ class Facts:
 
     incarnation: Incarnation
     holders: tuple[Holder, ...] | None  # this and what follows, up to ``held_up``, as in ``Sighting``
+    pods: Mapping[str, str]  # NAMESPACE/POD of pods of holders, by UID, as far as the fence knows them
     owner_alive: bool | None
     starting_pod_alive: bool | None
     siblings_busy: bool | None
@@ -543,3 +547,8 @@ class Facts:
     hung: Stuck | None  # all holders hang in the kernel, and since when at every observation that saw them
     # When they were observed: the moment of the decision that rests on them. Observations are compared without it.
     at: Moment = field(compare=False)
+
+    @property
+    def who(self) -> str:
+        """The holders, as operators read them."""
+        return holder_names(self.holders or (), self.pods)

@@ -30,7 +30,6 @@ from scrubber.core.model import (
     State,
     Trigger,
     Vitals,
-    holder_names,
 )
 from scrubber.core.record import Record
 
@@ -120,7 +119,7 @@ def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
         return answers.Blocked(answers.why_unknown_for_operators(facts))
-    return answers.Blocked(f"waiting for {holder_names(facts.holders)} to end")
+    return answers.Blocked(f"waiting for {facts.who} to end")
 
 
 def quarantine(
@@ -318,7 +317,7 @@ def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
 
 def _tend_hung(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
     """Say which processes hang. No signal can end them; after a while they count as an ailment."""
-    why = f"its processes hang in the kernel (state D): {holder_names(facts.holders or ())}"
+    why = f"its processes hang in the kernel (state D): {facts.who}"
     if stuck.held_for(facts.hung, now) >= stuck.GIVEN_UP_AFTER and record.health.ailment is None:
         return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
     return answers.Proceed() if record.health.ailment is not None else answers.Blocked(why)

@@ -8,7 +8,7 @@ from policies.policy_model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover
 from scrubber.core.ailment_traits import AILMENTS
-from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, holder_names, most_thorough
+from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, most_thorough
 from scrubber.core.record import Record
 
 EXEMPT = ", which the policy exempted"  # such a use is authorised: it ends the proof, and pages nobody
@@ -46,9 +46,11 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
         return None
     receipt, times = record.scrubs.receipt, record.scrubs.soiled + 1
     if facts.holders and facts.users_exempt:
-        return ev.Soiled(f"it was used by {holder_names(facts.holders)}{EXEMPT}", times=times)
+        return ev.Soiled(f"it was used by {facts.who}{EXEMPT}", times=times)
     if facts.holders:
-        return ev.Soiled("it was used without a grant", facts.holders, times)
+        pods = [name for holder in facts.holders if (name := facts.pods.get(holder.container or ""))]
+        where = f" in {' and '.join(f'pod {name}' for name in dict.fromkeys(pods))}" if pods else ""
+        return ev.Soiled(f"it was used without a grant{where}", facts.holders, times)
     if receipt is not None and receipt.finished.uptime < facts.used_at:
         if facts.use_unsure and (facts.users_exempt or not facts.used_by):
             return ev.Soiled(f"it is not known whether it was used: {facts.use_unsure}", times=times)

@@ -58,7 +58,6 @@ from scrubber.core.model import (
     Step,
     StepResult,
     Vitals,
-    holder_names,
 )
 from scrubber.core.record import Record
 
@@ -129,7 +128,7 @@ def veto(
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Veto(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
-        names, holders = holder_names(facts.holders), InTheWay(facts.holders, unnamed=False)
+        names, holders = facts.who, InTheWay(facts.holders, unnamed=False)
         if ownership.live_container(facts.holders) is not None:
             return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", holders)
         if step is not Step.EVICT:

@@ -295,6 +295,10 @@ class Guard:
         if not place.name or group in own.groups:
             raise InvalidRequest("cannot open a device to the control group that was named: it holds the scrub service")
 
+    def pod_name(self, uid: str) -> str:
+        """NAMESPACE/NAME of a pod; empty: it is not known."""
+        return self._sources.pod_name(uid)
+
     def exempts(self, uuid: str, pod: str, place: str) -> bool:
         """Whether the policy in force lets a pod, as NAMESPACE/NAME, or a unit at this place open the device."""
         terms = self._sources.terms(uuid)

@@ -154,6 +154,7 @@ class ObservedSince:
         return Facts(
             incarnation=seen.incarnation,
             holders=seen.holders,
+            pods={},
             owner_alive=seen.owner_alive,
             starting_pod_alive=seen.starting_pod_alive,
             siblings_busy=seen.siblings_busy,

@@ -241,6 +241,9 @@ class Observer:
         uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
         resetting = record.device.reset_domain is not None and self._resetting(record)
         facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
+        containers = [it.container for it in facts.holders or () if it.container is not None]
+        if guard is not None and containers:
+            facts = replace(facts, pods={uid: name for uid in containers if (name := guard.pod_name(uid))})
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
             facts = replace(facts, owner_left=guard.owner_left(uuid))
         if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):

@@ -53,7 +53,7 @@ class OperatorRequests:
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 owner = record.tenancy.acquired_by or (record.tenancy.owner.name if record.tenancy.owner else "")
-                by = f", open in {holder_names(facts.holders)}" if facts.holders else ""
+                by = f", open in {facts.who}" if facts.holders else ""
                 remedy = f"let its owner{owner and f' {owner}'} end first"
                 raise Refused(Reason.IN_USE, f"it is {record.state.words}{by}", remedy)
             _require_free(record, facts, policy)
@@ -141,7 +141,9 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
         raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts), answers.TRY_AGAIN)
     stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
     if stuck:
-        raise Refused(Reason.IN_USE, f"it is used by {holder_names(tuple(stuck))}", "end these processes first")
+        raise Refused(
+            Reason.IN_USE, f"it is used by {holder_names(tuple(stuck), facts.pods)}", "end these processes first"
+        )
 
 
 def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None) -> None:

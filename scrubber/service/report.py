@@ -163,7 +163,7 @@ class StatusReporter:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
-        device = replace(device, holders=tuple(map(_holder_view, holders)))
+        device = replace(device, holders=tuple(_holder_view(holder, pods) for holder in holders))
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
         if keeps_out := await self._keeps_out(record, entries, advised):
@@ -210,7 +210,7 @@ class StatusReporter:
         """The devices with the names of their pods. Without the names if they do not come in time."""
         records = [self._context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
-        if not any(map(device_status.may_have_pod, records)) and not any(device.askers for device in devices):
+        if not any(map(device_status.may_have_pod, records)) and not any(it.askers or it.holders for it in devices):
             return devices
         tenants = await self._pods()
         return [
@@ -218,6 +218,7 @@ class StatusReporter:
                 device,
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
                 askers=tuple(self._named(device.device, it, tenants.names) for it in device.askers),
+                holders=tuple(replace(it, pod=tenants.names.get(it.container, "")) for it in device.holders),
             )
             for record, device in zip(records, devices, strict=True)
         ]
@@ -281,8 +282,9 @@ class StatusReporter:
         )
 
 
-def _holder_view(holder: Holder) -> views.HolderView:
-    return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
+def _holder_view(holder: Holder, pods: Mapping[str, str] = device_status.NO_PODS) -> views.HolderView:
+    container = holder.container or ""
+    return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, container, pods.get(container, ""))
 
 
 def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:

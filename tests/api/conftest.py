@@ -24,6 +24,7 @@ class House:
             state_dir=root / "state",
             run_dir=root / "run",
             kubelet_dir=root,
+            pod_logs_dir=root / "pods",
             simulated_gpus=2,
             simulated_memory=2**20,
         )

@@ -235,6 +235,7 @@ def facts(  # noqa: PLR0913 - what may be seen
     return Facts(
         incarnation=incarnation,
         holders=holders,
+        pods={},
         owner_alive=alive,
         starting_pod_alive=None,
         siblings_busy=siblings,

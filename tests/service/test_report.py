@@ -136,6 +136,21 @@ async def test_an_explanation_names_the_processes_that_are_in_the_way(world, rep
     assert not sick or f"`kill {process.pid}`" in explained.advice[1]
 
 
+async def test_an_explanation_names_the_pods_of_holders(world, reporter):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await asyncio.sleep(3)
+
+    async def look() -> Tenants:
+        return Tenants(names={tenant: "team/train"})
+
+    world.context.tenants = look
+    for answer in ((await reporter.explain(device)).device, (await reporter.status([device])).devices[0]):
+        [holder] = answer.holders
+        assert (holder.container, holder.pod) == (tenant, "team/train")
+        assert str(holder).endswith("team/train)")
+
+
 async def test_an_explanation_says_what_to_do_after_a_use_without_a_grant(world, reporter):
     device = world.uuids[0]
     assert (await reporter.explain(device)).advice == ()
