@@ -47,7 +47,7 @@ def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]
     return tuple(sorted(uses, key=lambda use: -use.times))
 
 
-def strangers(entries: Iterable[LedgerEntry], uptime: float) -> dict[str, str]:
+def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> dict[str, str]:
     """Where those ran who have used the device lately, and were not given it: NAMESPACE/POD by ``Opener.place``.
 
     Without those that the policy exempted. An empty name: it is no pod, or its name is not known. ``uptime``: now.

@@ -200,7 +200,7 @@ class StatusReporter:
 
     async def _after_use(self, record: Record, entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
         """What to do about a use of the last hour that was no grant's."""
-        places = repeated_uses.strangers(entries, self._context.now().uptime)
+        places = repeated_uses.unauthorised(entries, self._context.now().uptime)
         if any(is_contained(place) and not pod for place, pod in places.items()):
             names = (await self._pods()).names
             places = {place: pod or names.get(place, "") for place, pod in places.items()}

@@ -324,7 +324,7 @@ def keeps_out(
 def after_use(places: Mapping[str, str], gpu: str) -> Iterator[str]:
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
-    ``places``: as ``repeated_uses.strangers`` has them. ``gpu``: names the device in a command.
+    ``places``: as ``repeated_uses.unauthorised`` has them. ``gpu``: names the device in a command.
     """
     if not places:
         return

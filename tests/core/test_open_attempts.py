@@ -121,7 +121,7 @@ def test_those_without_rows_are_counted_in_one(written, counted, ended, due):
     assert written.with_rows(events).rows_of_others(counted, ended=True) == []
 
 
-def test_a_row_of_others_is_followed_only_by_worse_or_last():
+def test_only_worse_or_last_rows_follow_one_of_others():
     written = rows_of(*NAMED)
     written = written.with_rows(written.rows_of_others([REFUSED]))
     assert written.first_rows([A], 20) == [], "it takes no place of a name"

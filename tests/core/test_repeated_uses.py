@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Blame
-from scrubber.core.repeated_uses import LATELY, RepeatedUse, of, strangers
+from scrubber.core.repeated_uses import LATELY, RepeatedUse, of, unauthorised
 from tests.core import lives
 from tests.core.lives import FOREIGN, NOW, OF_A, OF_B, later, rows
 
@@ -66,6 +66,6 @@ def opened(**fields):
         ("one that it is not known of", [soiled()], {}),
     ),
 )  # fmt: skip
-def test_strangers_are_those_who_used_it_without_a_grant(events, places):
-    assert strangers(recorded(events), later(LATELY).uptime) == places
-    assert strangers(recorded(events), later(LATELY + 1.0).uptime) == {}
+def test_unauthorised_users_are_found_by_their_places(events, places):
+    assert unauthorised(recorded(events), later(LATELY).uptime) == places
+    assert unauthorised(recorded(events), later(LATELY + 1.0).uptime) == {}

@@ -339,7 +339,7 @@ def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
         assert asking.uses() > 0
 
 
-def test_a_bystander_may_open_a_device_as_soon_as_it_starts(asking: Asking, foreign: Path) -> None:
+def test_a_bystander_may_open_a_device_at_its_start(asking: Asking, foreign: Path) -> None:
     """As a program does that a script starts: within the hundredth of a second in which it was started."""
     asking.keep(lives.CLEAN)
     asking.bystanders = {"dd"}
@@ -678,9 +678,7 @@ def test_an_earlier_owner_that_runs_may_have_the_device(asking: Asking, group: P
     assert asking.uses() == uses
 
 
-def test_a_gap_of_a_gpu_with_two_nodes_is_one_line(
-    asking: Asking, owner: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gap_of_two_nodes_is_one_line(asking: Asking, owner: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_nodes = {DEVICE: frozenset({FULL, ZERO})}
     asking.keep(lives.IN_USE, two_nodes)
     with keeping(owner):

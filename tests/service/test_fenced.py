@@ -139,14 +139,14 @@ async def test_a_row_names_the_pod_of_a_living_holder(fenced):
     world = await fenced(policy="defaults: {fence: {mode: watch}}")
     device = world.uuids[0]
     world.pod_names = {"stranger": "site/stranger"}
-    stranger = world.foreign(device, "python", "stranger")
+    process = world.foreign(device, "python", "stranger")
     await asyncio.sleep(3.0)
     soiled = rows(world, ev.Soiled, device)[-1]
     assert (soiled.why, [it.container for it in soiled.holders]) == (
         "it was used without a grant in pod site/stranger", ["stranger"],
     )  # fmt: skip
     note = (await world.life.reporter.status([device])).devices[0].setback
-    assert f"(pid {stranger.pid}, site/stranger)" in note
+    assert f"(pid {process.pid}, site/stranger)" in note
 
 
 PRESTART = "defaults: {fence: {mode: refuse}}"

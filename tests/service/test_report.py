@@ -151,7 +151,7 @@ async def test_an_explanation_names_the_pods_of_holders(world, reporter):
         assert str(holder).endswith("team/train)")
 
 
-async def test_an_explanation_says_what_to_do_after_a_use_without_a_grant(world, reporter):
+async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
     device = world.uuids[0]
     assert (await reporter.explain(device)).advice == ()
     world.node.leave(world.foreign(device, "stranger", "uid-1"))
