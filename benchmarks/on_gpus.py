@@ -354,8 +354,8 @@ def _trees(found: dict[str, Records]) -> str:
 def commit(tree: str) -> str:
     """The commit of a tree that a record names. Empty: the record names none."""
     if not tree:
-        return "a commit that was not written down"
-    return f"commit `{COMMITS[tree]}`" if tree in COMMITS else "a program that was never committed"
+        return "an unrecorded commit"
+    return f"commit `{COMMITS[tree]}`" if tree in COMMITS else "an uncommitted program"
 
 
 def provenance(records: Records, part: str) -> str:

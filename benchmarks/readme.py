@@ -17,22 +17,18 @@ _CLEAN, _PREPARE, _NEXT, *_ = TABLES["hand-over"]
 GPUS: dict[str, tuple[Row, ...]] = {
     "`Allocate` and `PreStartContainer` of a clean GPU": (_CLEAN, _PREPARE),
     "from the end of a container to the start of the next pod's, scrub included": (_NEXT,),
-    "of it, `Allocate`": (Row("", "pods", f"{SOON}: Allocate"),),
-    "four passes over the memory": tuple(row for row in TABLES["steps"] if row.words == "these four passes"),
+    "the wait in `Allocate`, as part of that time": (Row("", "pods", f"{SOON}: Allocate"),),
     "overwritten and read back, of what programs can allocate": tuple(
         row for row in TABLES["reach"] if row.words.startswith("covered")
     ),
 }
 SERVICE: dict[str, tuple[str, ...]] = {
     "`Allocate` on a clean GPU, p50": ("autoclave, 8 devices: Allocate on a CLEAN device, p50",),
-    "the same by a Python plugin that does nothing": ("do-nothing Python plugin, 8 devices: Allocate, p50",),
-    "both hooks where the other GPUs train, more than that plugin": (
-        "136 working processes of 3000 mappings: both hooks, p50, more than the do-nothing plugin",
-    ),
-    "end of a pod's last process to clean, 64 MiB, p50": (
+    "`Allocate` of a Python plugin that does nothing, p50": ("do-nothing Python plugin, 8 devices: Allocate, p50",),
+    "from the end of a pod's last process to a clean GPU of 64 MiB, p50": (
         "a tenant's last process gone to CLEAN, 4 devices of 64MiB: p50",
     ),
-    "the same where the other GPUs train": (
+    "from the end of a pod's last process to a clean GPU of 64 MiB, while the other GPUs train": (
         "a tenant's last process gone to CLEAN, 4 devices of 64MiB, 136 working processes of 3000 mappings: p50",
     ),
     "the idle service": ("idle, 8 devices: processor", "idle, 8 devices: resident memory"),
@@ -54,7 +50,7 @@ def figures() -> str:
         for words, names in SERVICE.items()
     ]
     return f"""\
-Measured on GPUs, with the whole memory filled by the pod before: medians ([all figures](docs/measurements/gpus.md)).
+Medians on GPUs whose memory the previous pod had filled ([all figures](docs/measurements/gpus.md)):
 
 {on_gpus.table(("what", *cards), *on_cards)}
 
