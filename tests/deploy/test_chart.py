@@ -649,7 +649,8 @@ def test_commands_of_alerts_name_the_namespace_of_the_release():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/install.md", "docs/switch.md", "docs/security.md", "docs/kubernetes.md", "docs/dra.md"]
+    "page",
+    [f"docs/{name}.md" for name in ("install", "kustomize", "switch", "security", "kubernetes", "dra")],
 )
 def test_every_value_named_on_a_page_exists(page):
     known = {name for name, _, _ in generate.values()}
