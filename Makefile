@@ -114,7 +114,7 @@ kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit 
 $(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scrubber/cuda/kernels/manifest.json
 	@$(MAKE) -s kernels ARGS=
 
-docs: $(READY) ## write the generated pages anew: commands (build/autoclave.1, too), metrics, alerts, map of the code, policies, figures
+docs: $(READY) ## update the generated pages: commands (and build/autoclave.1), metrics, alerts, map of the code, policies, figures
 	@$(BIN)/python -m deploy.manual docs/cli.md
 	@mkdir -p build && $(BIN)/python -m deploy.manual man > build/autoclave.1
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
@@ -126,13 +126,13 @@ docs: $(READY) ## write the generated pages anew: commands (build/autoclave.1, t
 	@$(BIN)/python -m benchmarks.service_page > docs/measurements/service.md
 	@$(BIN)/python -m benchmarks.readme README.md
 
-dashboards: $(READY) ## write the committed dashboards anew
+dashboards: $(READY) ## update the committed dashboards
 	@$(BIN)/python -m dashboards
 
 preview: $(READY) ## pictures of the dashboards, with the data of make observe; needs npm, chromium and pngquant
 	@$(BIN)/python -m dashboards.preview $(or $(ARGS),build/pictures)
 
-deploy: $(READY) ## write anew what is made of the chart: the table of its values, and kustomize
+deploy: $(READY) ## update what is made from the chart: the table of its values, and kustomize
 	@$(BIN)/python -m deploy.generate
 
 image: $(READY) ## build the image with buildah, podman or docker (ARGS="--cuda none" for simulated GPUs)
@@ -151,7 +151,7 @@ release: $(READY) $(KERNELS) ## make all that a tag publishes into build/release
 rehearsal: $(READY) ## publish what make release made to a registry on the loopback, signed by a key, and verify it from there
 	@$(BIN)/python -m deploy.rehearsal
 
-lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
+lock: $(READY) ## update the pins of the dependencies (ARGS=--upgrade takes newer releases)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile -q $(IMAGE) $(ARGS) pyproject.toml -o deploy/requirements/none.lock
