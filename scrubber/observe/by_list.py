@@ -1,4 +1,4 @@
-"""Observes devices by the driver's list of holders alone, where ``core.observation`` says that it is enough."""
+"""Observes devices by the driver's list of holders alone, if ``core.observation`` says that this is enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scrubber.observe.owner_containers import OwnerContainers
 
 
 class ByList:
-    """What the driver's list tells of devices."""
+    """What the driver's list says about devices."""
 
     def __init__(
         self,
@@ -38,13 +38,16 @@ class ByList:
         self._observed_since = observed_since
 
     async def ask(self, uuid: str) -> DriverList | None:
-        """The list; None during an orphaned reset. Raises DeviceError when the device does not answer."""
+        """The list; None during an orphaned reset. Raises DeviceError if the device does not answer."""
         driver = self._driver
         question = partial(self._ask, uuid, driver.read_incarnation, driver.backend.has_holders)
         return await driver.caller.ask(uuid, question, driver.patience)
 
     async def sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
-        """What the list shows; None if it is not enough, or if it takes too long: no fault of the device."""
+        """What the list shows.
+
+        None if it is not enough, or if it takes too long, which is not a fault of the device.
+        """
         question = partial(self._sighting, record, driver_list, purpose)
         try:
             return await self._driver.caller.ask(f"list {record.device.uuid}", question, self._driver.patience)
@@ -94,7 +97,8 @@ class ByList:
             return None
         uuid, container = record.device.uuid, record.tenancy.container
         listed = self._holders.named(uuid, driver_list.pids) if driver_list.pids else ()
-        if driver_list.held and not driver_list.pids:  # it has left, or holds the memory in a way that no list shows
+        # The process has left, or holds the memory in a way that no list shows.
+        if driver_list.held and not driver_list.pids:
             listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.

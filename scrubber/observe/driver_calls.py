@@ -1,6 +1,6 @@
-"""Asks the backend for inventory, incarnation, use counter and lists of holders; says why a silent driver is no fault.
+"""Asks the backend for inventory, incarnation, use counter and lists of holders; callers can share an observation.
 
-Callers can share an observation.
+It also says when a silent driver is not a fault of the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class DriverList(NamedTuple):
-    """What the driver said of a device in a round."""
+    """What the driver said about a device in a round."""
 
     at: float  # the uptime before it was asked
     incarnation: Incarnation
@@ -28,10 +28,10 @@ class DriverList(NamedTuple):
 
 
 class DriverCalls:
-    """The questions of the service to one driver. ``patience``: the seconds that an answer may take.
+    """The service's questions to one driver. ``patience``: the seconds that an answer may take.
 
-    ``resetting`` and ``releases`` are kept by ``jobs.driver_release``. While the service resets a device itself, the
-    driver is released, and a missing answer does not show a fault.
+    ``jobs.driver_release`` maintains ``resetting`` and ``releases``. During a reset by the service, the driver is
+    released, and a missing answer does not show a fault.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DriverCalls:
         patience: float = 2.0,
         caller: Caller | None = None,
     ) -> None:
-        """``guard``: where the kernel tells who opens a device; None where it cannot."""
+        """``guard``: tells who opens a device, if the kernel can; otherwise None."""
         self.backend = backend
         self.guard = guard
         self.patience = patience
@@ -54,20 +54,20 @@ class DriverCalls:
         self._incarnation = Shared(lambda _asked: self.caller.ask("driver", self.read_incarnation, self.patience))
 
     async def inventory(self) -> tuple[DeviceInfo, ...]:
-        """All devices; raises DeviceError when they cannot be listed."""
+        """All devices. Raises DeviceError if they cannot be listed."""
         return await self.caller.ask("inventory", self._read_inventory, self.patience)
 
     async def pending_restores(self) -> Mapping[str, Address]:
-        """The GPUs that have a pending restore, with their addresses; raises DeviceError."""
+        """The GPUs that have a pending restore, with their addresses. Can raise DeviceError."""
         return await self.caller.ask("pending restores", self.backend.pending_restores, self.patience)
 
     async def renew_fence(self) -> None:
-        """Let the fence follow the policy and the node, and refuse others for another while; raises DeviceError."""
+        """Let the fence follow the policy and the node, and renew its lease. Can raise DeviceError."""
         if self.guard is not None:
             await self.caller.ask("fence", self.guard.renew, self.patience)
 
     async def incarnation(self) -> Incarnation:
-        """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
+        """This boot and this driver instance. Raises DeviceError if the driver cannot be asked."""
         return await self._incarnation.ask()
 
     # -- in a thread
@@ -85,7 +85,7 @@ class DriverCalls:
             return frozenset()
 
     def read_uses(self, uuid: str) -> UseReading:
-        """The fence, where it guards the device; else ``Backend.read_uses``."""
+        """The fence, if it guards the device; otherwise ``Backend.read_uses``."""
         reading = self.guard.read_uses(uuid) if self.guard is not None else None
         return reading if reading is not None else self.backend.read_uses(uuid)
 
@@ -94,7 +94,7 @@ class DriverCalls:
         return Incarnation(self._boot_id, self.backend.driver())
 
     def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], UseReading] | None:
-        """The driver instance, the holders that it lists, and what the use counter says after that.
+        """The driver instance, the holders that the driver lists, and what the use counter says after that.
 
         None during an orphaned reset. ``idle``: also None unless the driver says that the device has no holder.
         """
@@ -118,7 +118,7 @@ class DriverCalls:
     # -- what an error means
 
     def caused_by_release(self, error: DeviceError) -> bool:
-        """Whether the driver did not answer because it is released, or sets up its GPUs."""
+        """Whether the driver did not answer because it is released, or is setting up its GPUs."""
         return isinstance(error, DriverOpeningError) or (isinstance(error, DriverClosedError) and self.releases > 0)
 
     def says_nothing(self, error: DeviceError) -> bool:
@@ -129,7 +129,7 @@ class DriverCalls:
 class Shared(Generic[T]):
     """One observation for all callers that ask before it begins.
 
-    An observation that has already begun is too old for a later caller, who gets the next one.
+    A caller that asks after that gets the next observation.
     """
 
     def __init__(self, observe: Callable[[frozenset[str]], Awaitable[T]]) -> None:

@@ -1,4 +1,4 @@
-"""The vitals and readings that devices report; late and missing answers, as vitals too."""
+"""The vitals and readings that devices report. Late and missing answers also count as vitals."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class HealthReports:
     async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
         """Health as the device reports it. Without a report: the logged signs alone (``partial``), or None.
 
-        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned again.
-
-        One late answer is no sign, because drivers hold their locks while another device is reset. Two late answers in
-        a row are. What a device reports during a reset is no sign either. An answer that was late before the driver was
-        released or opened does not count after it.
+        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned again. One late answer is
+        not a sign, because drivers hold their locks while another device is reset; two late answers in a row are a
+        sign. What a device reports during a reset is not a sign either. An answer that was late before the driver was
+        released or opened no longer counts after that.
         """
         try:
             vitals = await self._driver.caller.ask(uuid, lambda: self._vitals(uuid, parent), self._driver.patience)
@@ -40,14 +39,14 @@ class HealthReports:
         return vitals
 
     async def memory(self, uuid: str) -> Counts | None:
-        """The driver's counts of the device's memory now; None if it does not say."""
+        """The driver's counts of the device's memory now; None if the driver does not give them."""
         try:
             return await self._driver.caller.ask(uuid, lambda: self._driver.backend.memory(uuid), self._driver.patience)
         except DeviceError:
             return None
 
     def unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
-        """What a question that failed says about the health of a device; None: nothing, or nothing yet."""
+        """What a failed question says about the health of a device; None if it says nothing, or nothing yet."""
         if self._driver.caused_by_release(error):
             self._late.pop(uuid, None)
         silent = None if self._driver.says_nothing(error) else silence(error)
@@ -61,7 +60,7 @@ class HealthReports:
         return silent if caller.could_run(self._late[uuid], self._driver.patience) else None
 
     async def _logged(self, uuid: str) -> Vitals | None:
-        """What the log says about a device. Asked apart from the driver, which may hang."""
+        """What the log says about a device. The log is read separately from the driver, because the driver may hang."""
         try:
             return await self._driver.caller.ask(f"log {uuid}", lambda: self._read_log(uuid), self._driver.patience)
         except DeviceError:  # the device has no log, or the log cannot be read now: that proves no health either
@@ -73,7 +72,7 @@ class HealthReports:
         return None if uuid in driver.resetting or driver.in_orphaned_reset(uuid) else driver.backend.reported(uuid)
 
     async def readings(self) -> Mapping[str, Readings]:
-        """What whole GPUs measure; empty while the driver is released, or does not answer in time."""
+        """What whole GPUs measure; empty while the driver is released or does not answer in time."""
         try:
             return await self._driver.caller.ask("readings", self._driver.backend.readings, self._driver.patience)
         except DeviceError:

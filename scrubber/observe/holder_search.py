@@ -63,10 +63,10 @@ class HolderSearch:
         self._workers.discard(pid)
 
     async def of(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
-        """The driver instance, and the holders of these devices; raises DeviceError when the driver cannot be asked.
+        """The driver instance, and the holders of these devices.
 
-        A holder may leave before the search finds it. If the driver still lists one, and the search found no holder,
-        only bystanders have the device open.
+        Raises DeviceError if the driver cannot be asked. A holder may leave before the search finds it. If the driver
+        still lists a process, and the search found no holder, only bystanders have the device open.
         """
         ours = frozenset(self._workers)  # also those that end meanwhile: the lists have them
         incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
@@ -85,10 +85,10 @@ class HolderSearch:
         return incarnation, await self._with_testimonies(search, uuids)
 
     async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, UseReading] | None:
-        """The driver instance and the use counter, if the driver lists no holder. None if it does, or does not answer.
+        """The driver instance and the use counter, if the driver lists no holder; None if it lists one, or is silent.
 
-        ``idle``: no worker of ours uses the device, so the driver must say that it has no holder, by its memory, too.
-        Raises DeviceError when the driver cannot be asked.
+        ``idle``: no worker of the service uses the device, so the memory in use must also show that there is no holder.
+        Raises DeviceError if the driver cannot be asked.
         """
         ours, driver = frozenset(self._workers), self._driver
         answer = await driver.caller.ask(uuid, partial(driver.listed, uuid, idle=idle), driver.patience)
@@ -98,9 +98,10 @@ class HolderSearch:
         return None if pids - ours - self._workers else (incarnation, reading)
 
     async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
-        """The result with what the use counters say. They come last: they count a use that fell into the search.
+        """The result with what the use counters say.
 
-        If the driver does not answer for a use counter, the holders are not known either.
+        The use counters are asked last, because they then count a use that happened during the search. If the driver
+        does not answer for a use counter, the holders are not known either.
         """
         searched = [uuid for uuid in uuids if search.holders[uuid] is not None]
         answers = dict(zip(searched, await asyncio.gather(*map(self._ask_counter, searched)), strict=True))
@@ -113,7 +114,7 @@ class HolderSearch:
         try:
             search = await self._driver.caller.ask("processes", lambda: self._search(listed), 5 * self._driver.patience)
         except UnresponsiveError:
-            seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
+            seconds, pid = self._processes.slowest()  # not its name, which may be slow to read
             search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
         if search.unreadable and search.unreadable != self._logged_unreadable:
             self._logged_unreadable = search.unreadable
@@ -129,17 +130,21 @@ class HolderSearch:
         return dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
 
     async def _list_holders(self, uuid: str) -> frozenset[int] | None:
-        """The holders that the driver lists; None if it does not answer. A released driver lists none."""
+        """The holders that the driver lists; None if the driver does not answer. A released driver lists no holder."""
         return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
 
     async def _ask_missed(self, uuid: str) -> tuple[Holder, ...] | None:
-        """Who has the device open and was not found; None if this is not known. A released driver says nothing."""
+        """The processes that have the device open and were not found; None if this is not known.
+
+        A released driver says nothing.
+        """
         return await self._ask_driver(_missed(uuid), self._missed, uuid, ())
 
     def _missed(self, uuid: str) -> tuple[Holder, ...] | None:
-        """What the kernel counts must be explained by processes that are no holders. In a thread.
+        """The processes that are not holders must explain what the kernel counts.
 
-        A file may leave a socket after the search has passed its process: then it is shown now.
+        Runs in a thread. A process may take a file out of a socket after the search has passed it: then this shows the
+        file.
         """
         files = self._driver.backend.open_files(uuid)
         if files.unshown:
@@ -147,12 +152,16 @@ class HolderSearch:
         return self.named(uuid, files.shown_by)
 
     async def _ask_counter(self, uuid: str) -> UseReading | None:
-        """What its use counter says; None if the device is in a reset of which the service does not know."""
-        # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
+        """What the use counter says; None if the device is in a reset that the service does not know of."""
+        # This question has a key of its own: another question about the device may hang, and only files answer for a
+        # simulated one.
         return await self._ask_driver(f"use counter {uuid}", self._driver.read_uses, uuid, None)
 
     async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: R) -> T | R | None:
-        """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
+        """The answer of the driver; None if it does not answer.
+
+        ``released``: the answer to assume while the driver is released.
+        """
         driver = self._driver
         try:
             answer = await driver.caller.ask(key, partial(driver.answer, question, uuid), driver.patience)
@@ -165,7 +174,10 @@ class HolderSearch:
         return answer
 
     def named(self, uuid: str, listed: frozenset[int]) -> tuple[Holder, ...] | None:
-        """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread."""
+        """The holders among the processes on the driver's list, as /proc shows them; None if one is not found.
+
+        Runs in a thread.
+        """
         ours, is_bystander, holders = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
         for pid in sorted(listed - ours):
             try:
@@ -178,7 +190,7 @@ class HolderSearch:
         return tuple(holders)
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
-        """Find the holders together for all devices that have the same bystanders."""
+        """Find the holders of all devices, in one search for each set of bystanders."""
         workers, until = tuple(self._workers), time.monotonic() + 4 * self._driver.patience
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
@@ -196,13 +208,14 @@ class HolderSearch:
         return SearchResult(holders, held_up or unreadable, unreadable, missing, settled=settled)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
-        """Whether a holder is a bystander, or descends from a worker (a reset tool), also one that has just begun."""
+        """Whether a holder is a bystander, or descends from a worker (a reset tool), even one that has just started."""
         return self._processes.descends(holder.pid, {*workers, *self._workers}) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """The files of a device; none if it is gone. Then only the holders of this device are unknown.
+        """The files of a device; none if the device is gone.
 
-        A reset of which the service does not know was ruled out by the list before, and is by the counter afterwards.
+        In that case only the holders of this device are unknown. The list before and the use counter afterwards rule
+        out a reset that the service does not know of.
         """
         try:
             return self._driver.backend.files(uuid)

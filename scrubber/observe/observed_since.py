@@ -1,8 +1,8 @@
-"""Since when each device is observed without a gap, and whether nobody has it but its owner, without another search.
+"""Since when each device is observed without a gap, and whether only its owner has it, without another search.
 
-That nobody else has it follows from two things: a search found nobody else, and the fence has counted nobody since,
-from before the search on, and whatever the time. A pod that was let in does not count, so the proof ends with its
-tenancy.
+Two things prove that nobody else has the device: a search found nobody else, and the fence has counted nobody since a
+moment before the search, however long ago that was. The fence does not count a pod that was let in, so the proof ends
+with the tenancy of that pod.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Use:
 
 
 class ObservedSince:
-    """What earlier observations of each device show of it now. A process that held it meanwhile was seen."""
+    """What earlier observations of each device show now. They saw each process that has held the device since."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class ObservedSince:
         unobserved: float = UNOBSERVED,
         bystanders: Callable[[str], object] = lambda _uuid: None,
     ) -> None:
-        """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap.
+        """No device was observed before ``began``.
 
-        ``bystanders``: who does not count as a holder of a device, as the policy says now.
+        ``unobserved``: the seconds after which there is a gap. ``bystanders``: the programs that do not count as
+        holders of a device under the present policy.
         """
         self._bystanders = bystanders
         self._unobserved = unobserved
@@ -79,19 +80,20 @@ class ObservedSince:
     # -- without a gap
 
     def interrupt(self, device: str, why: str) -> None:
-        """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
+        """A process has the device open, and may leave before it can be recorded: no earlier proof is valid.
 
-        A scrub that has already cleared the memory is not valid either: for the scrub this is a gap. ``why``: what had
-        the device open, for operators.
+        A scrub that has already cleared the memory is not valid either, because for the scrub this is a gap. ``why``:
+        what had the device open, for operators.
         """
         now = self.now().uptime
         self.used(device, now)
         self._since[device] = now, why
 
     def read(self, device: str, reading: UseReading) -> None:
-        """The use counter has answered. Called by any thread.
+        """The use counter has answered.
 
-        Answers may come in another order than they were given in: a smaller count is an older one.
+        Any thread may call this. Answers may arrive in another order than they were given in: a smaller count is an
+        older one.
         """
         with self._turn:
             before = self._readings.get(device)
@@ -104,14 +106,14 @@ class ObservedSince:
         return self._readings.get(device)
 
     def uses_since(self, device: str, uptime: float) -> Counted | None:
-        """What the use counter counted last, if it has counted on and others have not used the device; else None."""
+        """The last count of the use counter, if it has no gap and others have not used the device; otherwise None."""
         with self._turn:
             reading, (used_at, _) = self._readings.get(device), self._used_at.get(device, (-math.inf, ""))
             since, _ = self._since.get(device, (self._began, ""))
             return reading if isinstance(reading, Counted) and max(used_at, since) <= uptime else None
 
     def used(self, device: str, at: float) -> None:
-        """A process used the device until this uptime at the latest, and has left. Called by any thread."""
+        """A process used the device until this uptime at the latest, and has left. Any thread may call this."""
         with self._turn:
             self._used(device, at)
 
@@ -128,14 +130,12 @@ class ObservedSince:
         domain_resetting: bool,
         at: Moment | None = None,
     ) -> Facts:
-        """The facts: what was seen, and since when. An observation that could not tell the holders does not count.
+        """The facts: what was seen, and since when.
 
-        ``reading``: what the counter has answered in this observation, if that was not told before. ``at``: its moment.
-
-        Between two answers of the fence there is no gap: the kernel has counted meanwhile.
-
-        While the use counter cannot answer, nothing can be proven of the device, so its holders count as
-        unknown, too.
+        An observation that could not determine the holders does not count. ``reading``: the answer of the use counter
+        in this observation, if it was not passed on before. ``at``: the moment of the observation. Between two answers
+        of the fence there is no gap, because the kernel has counted all the time. While the use counter cannot answer,
+        nothing can be proven about the device, so its holders also count as unknown.
         """
         if reading is not None:
             self.read(device, reading)
@@ -181,7 +181,7 @@ class ObservedSince:
     # -- without another search
 
     def changed(self, device: str, open_to: MayOpen) -> None:
-        """A row about the device is in the ledger, and the fence is open to whom it is open now."""
+        """A row about the device is in the ledger, and the fence follows it."""
         before, self._open_to[device] = self._open_to.get(device, OpenTo.SERVICE), open_to
         if open_to == before:
             return
@@ -190,7 +190,7 @@ class ObservedSince:
         self._changes[device] += 1
 
     def doubt(self, device: str) -> None:
-        """No search so far proves anything, nor does one that has begun."""
+        """No search proves anything that has ended or begun before this call."""
         self._changes[device] += 1
         self._searches[device] = replace(self._last_search(device), alone=False)
 
@@ -216,7 +216,7 @@ class ObservedSince:
     ) -> None:
         """The search has found these holders, and then the use counters have answered.
 
-        One that is not ``settled`` proves nothing that was not proven before.
+        A search that is not ``settled`` adds no proof.
         """
         for device, reading in answers.items():
             self.read(device, reading)
@@ -230,9 +230,10 @@ class ObservedSince:
             self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)
 
     def resume(self, device: str, since: float, reading: Counted) -> None:
-        """An earlier run proved the device clean at ``since``, and its counter, which has counted on, said this then.
+        """An earlier run of the service proved the device clean at ``since``.
 
-        That run observed the device until then.
+        ``reading`` is the last answer that its use counter gave then. The counter has continued to count, and that run
+        observed the device until its end.
         """
         with self._turn:
             self._since[device] = since, ""
@@ -244,7 +245,10 @@ class ObservedSince:
         return self.now().uptime - self._last_search(device).at
 
     def fence_tells(self, device: str, reading: UseReading | None = None) -> FenceTells:
-        """What the fence has counted since the last search, and whom it lets in. ``said``: its newest answer."""
+        """What the fence has counted since the last search, and whom it lets in.
+
+        ``reading``: the newest answer of the fence.
+        """
         if reading is not None:
             self.read(device, reading)
         reading, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
@@ -262,14 +266,14 @@ class ObservedSince:
 
 
 def _counted(reading: UseReading | None) -> int | None:
-    """How many uses the fence has counted; None if another use counter answers, or none does."""
+    """How many uses the fence has counted; None if another use counter answers, or if none answers."""
     return reading.uses if isinstance(reading, Counted) and reading.by is UseCounter.FENCE else None
 
 
 def compared(before: UseReading | None, reading: UseReading) -> tuple[UseReading, Use | None]:
-    """The later one of two answers of a use counter, and what they say of the time between.
+    """The later of two answers of a use counter, and what they say about the time between them.
 
-    Of two counts of one use counter, the smaller one was given before: answers may come in another order.
+    Of two counts of one use counter, the smaller one is the earlier one: answers may arrive in another order.
     """
     match before:
         case Counted(by, uses) if isinstance(reading, Counted) and reading.by == by and reading.uses < uses:
@@ -278,7 +282,7 @@ def compared(before: UseReading | None, reading: UseReading) -> tuple[UseReading
 
 
 def _use_between(before: UseReading | None, now: UseReading) -> Use | None:
-    """What two answers in a row say of the time between. ``before``: None if ``now`` is the first answer."""
+    """What two answers in a row say about the time between them. ``before`` is None if ``now`` is the first answer."""
     if isinstance(now, Missed):
         return Use(now.why)
     if isinstance(before, Missed):

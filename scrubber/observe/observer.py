@@ -1,6 +1,6 @@
 """Observes devices and returns facts: holders, siblings, owners, pods, use counter.
 
-Decides nothing: ``core.observation`` says which look is enough for the purpose of a caller.
+It decides nothing: ``core.observation`` says which look is enough for the purpose of a caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
 class Observer:
-    """Observes the devices for the service, and brings together what its parts find."""
+    """Observes the devices for the service, and combines what its parts find."""
 
     def __init__(  # noqa: PLR0913 - its parts
         self,
@@ -76,7 +76,7 @@ class Observer:
         return self._unchanged(record, purpose) or await self._by_list(record, purpose)
 
     def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
-        """What was seen last, if that is enough. None where the fence does not say so at once."""
+        """What was seen last, if that is enough. None if the fence does not confirm it immediately."""
         uuid, guard = record.device.uuid, self.driver.guard
         last = self._last.get(uuid)
         if guard is None or last is None or last[0] is not record or last[2].holders != ():
@@ -121,7 +121,7 @@ class Observer:
         return await self._all_holders(record, Purpose.START, starting_pod)
 
     async def for_change(self, record: Record) -> Facts:
-        """Facts that a change may rest on: all holders of the device."""
+        """Facts that are enough for a change: all holders of the device."""
         return await self._all_holders(record, Purpose.CHANGE)
 
     async def for_step(self, record: Record) -> Facts:
@@ -139,7 +139,7 @@ class Observer:
     async def _all_holders(
         self, record: Record, purpose: Purpose, starting_pod: str | None = None, siblings: Sequence[Record] = ()
     ) -> Facts:
-        """Facts by the fence where it is enough, else by a search."""
+        """Facts by the fence if it is enough, otherwise by a search."""
         uuid, since = record.device.uuid, self._observed_since
         hoped = Known(record, Listed.NO_HOLDER, since.fence_tells(uuid), owner_alive=False)
         if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
@@ -154,7 +154,7 @@ class Observer:
     async def _none_listed(
         self, record: Record, starting_pod: str | None = None
     ) -> tuple[Sighting, UseReading] | None:  # fmt: skip
-        """What is seen, and what the use counter says, if the driver lists no holder; else None.
+        """What is seen, and what the use counter says, if the driver lists no holder; otherwise None.
 
         During a scrub, memory in use says nothing: a worker of the service uses it.
         """
@@ -220,7 +220,10 @@ class Observer:
         return self._seen(record, seen_now, starting_pod)
 
     async def _are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
-        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
+        """Whether the owner of a device lives, and whether the pod that asks to start on it lives.
+
+        Both may be one pod.
+        """
         owner = record.tenancy.container if record.tenancy.owner is not None else None
         alive = await self._owners.is_alive(owner) if owner is not None else None
         if starting_pod is None:
@@ -228,7 +231,7 @@ class Observer:
         return alive, alive if starting_pod == owner else await self._owners.has_started(starting_pod)
 
     def _seen(self, record: Record, seen: Sighting, starting_pod: str | None = None) -> Facts:
-        """The facts. Whom they name is followed from now on."""
+        """The facts. The processes and containers that they name are followed from now on."""
         facts = self._facts(record, seen)
         self._owners.follow(record, facts, starting_pod)
         self._last[record.device.uuid] = record, seen, facts
@@ -237,7 +240,7 @@ class Observer:
     def _facts(
         self, record: Record, seen: Sighting, said: UseReading | None = None, *, at: Moment | None = None
     ) -> Facts:  # fmt: skip
-        """The facts, also with what the fence says of the owner and of the last user."""
+        """The facts, with what the fence says about the owner and about the last user."""
         uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
         resetting = record.device.reset_domain is not None and self._resetting(record)
         facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
@@ -270,9 +273,10 @@ class Observer:
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:
-        """After a start: the proofs that the kernel has watched over since. Call it once the devices are known.
+        """After a start of the service, keep the proofs that the kernel has watched since.
 
-        The proof of a granted device is not prolonged: it is scrubbed before its start.
+        Call this when the devices are known. The proof of a granted device is not kept: the device is scrubbed before
+        its start.
         """
         guard = self.driver.guard
         if guard is None:
@@ -286,9 +290,10 @@ class Observer:
                 self._observed_since.resume(uuid, receipt.finished.uptime, Counted(UseCounter.FENCE, uses))
 
     def disown(self, worker: int, *, has_ended: bool) -> None:
-        """A worker of the service does no more. One that has not ended is a holder from now on, perhaps of all devices.
+        """A worker of the service has finished.
 
-        The fence does not count the programs of the service. NVML may open each device.
+        If its process has not ended, it is a holder from now on, perhaps of all devices: the fence does not count the
+        programs of the service, and NVML may open each device.
         """
         self.holders.disown(worker)
         if not has_ended:
@@ -300,13 +305,13 @@ class Observer:
             self._observed_since.doubt(uuid)
 
     def last_uses(self, uuid: str) -> UseReading | None:
-        """What the use counter of the device said last; None if it was not asked yet."""
+        """The last answer of the use counter of the device; None if it was not asked yet."""
         return self._observed_since.last_reading(uuid)
 
     async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
-        """A live process of the container that owns the device, whether or not it has the device open; for operators.
+        """A live process of the container that owns the device, for operators.
 
-        Empty if none is found.
+        The process need not have the device open. Empty if no process is found.
         """
         owner = record.tenancy.container
         try:
@@ -321,14 +326,17 @@ class Observer:
         return clock.kubelet_epoch(self._kubelet_dir)
 
     async def assignments(self, uuids: Sequence[str]) -> dict[str, KubeletAssignment]:
-        """What the kubelet's checkpoint says about the devices; raises AssignmentsError when it cannot be read."""
+        """What the kubelet's checkpoint says about the devices. Raises AssignmentsError if it cannot be read."""
         ask, patience = self.driver.caller.ask, self.driver.patience
         assigned = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
 
 
 def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
-    """The facts with who has used the device since its proof: the last one, first of those who are not exempt."""
+    """The facts with the last program that has used the device since its proof.
+
+    A program that is not exempt comes first.
+    """
     if not users:
         return facts
     last, are_exempt = users[-1].opener, all(user.opener.exempt for user in users)
@@ -337,7 +345,7 @@ def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
-    """Whether a sibling is in use; None where a sibling could not be observed.
+    """Whether a sibling is in use; None if a sibling could not be observed.
 
     A sibling that is recorded as gone, and that could not be observed, does not count.
     """

@@ -1,4 +1,4 @@
-"""Whether the containers that own devices are alive, and who is followed so that the service learns of their end."""
+"""Whether the containers that own devices are alive, and whose end the service follows."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class OwnerContainers:
         return self._members.get(container or "")
 
     def has_member(self, container: str) -> bool:
-        """Whether a process of the container is found alive without a search. In a thread."""
+        """Whether a process of the container is found alive without a search. Runs in a thread."""
         return self._ask_groups(container) is True
 
     async def is_alive(self, container: str | None) -> bool | None:
-        """Whether a process of the container lives. None for no container."""
+        """Whether a process of the container lives; None if there is no container."""
         if container is None:
             return None
         alive = await self._tell_groups(container)
@@ -63,7 +63,7 @@ class OwnerContainers:
         return await self._driver.caller.ask(f"pod {container}", question, patience)
 
     def _ask_groups(self, container: str) -> bool | None:
-        """Whether the container lives: by its last member, or by its control groups. None: only a search can tell."""
+        """Whether the container lives, by its last member or by its control groups; None if only a search can tell."""
         last_member, backend = self._members.get(container), self._driver.backend
         if last_member is not None and self._is_in(last_member, container):
             return True

@@ -1,1 +1,1 @@
-"""The use cases: hand devices out, carry out what people ask, and keep every device moving towards clean."""
+"""The use cases: hand devices out, carry out what people ask for, and bring each device back to clean."""

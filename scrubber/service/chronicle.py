@@ -1,6 +1,6 @@
 """What happens to the whole node, as rows of the ledger: standstills, a clock that was set, another policy.
 
-``Ledger`` itself records when it could not be written, and ``daemon`` the start and the stop of the service.
+``Ledger`` records when it could not be written, and ``daemon`` records the start and the stop of the service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_POLICY = Window(kinds=frozenset({ledger_rows.KINDS[ev.PolicyInForce]}))
 
 
 class Chronicle:
-    """Writes what happens to the whole node. What cannot be written is written later."""
+    """Writes what happens to the whole node. It writes later what it cannot write now."""
 
     def __init__(self, ledger: Ledger, active_policy: ActivePolicy, clocks: Callable[[], Clocks]) -> None:
         self._ledger = ledger
@@ -33,7 +33,7 @@ class Chronicle:
         self._policy: ev.Event | None = None  # the newest row about the policy
 
     async def run(self) -> None:
-        """Watch the clocks and the policy until cancelled. A disk that hangs is no standstill."""
+        """Watch the clocks and the policy until cancelled. A disk that hangs does not count as a standstill."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_clocks())
             tasks.create_task(self._write_again_and_again())
@@ -52,7 +52,7 @@ class Chronicle:
             await asyncio.sleep(PAUSE)
 
     async def write(self) -> None:
-        """Write what is in no row yet, unless the ledger has a fault."""
+        """Write what no row says yet, unless the ledger has a fault."""
         if self._ledger.fault is not None:
             return
         with suppress(LedgerUnavailable):  # the next time: each row is forgotten only when it is written

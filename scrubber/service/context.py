@@ -61,23 +61,26 @@ class ServiceContext:
         self.news = Changed(self.ledger.changed)
 
     def record(self, device: str) -> Record:
-        """The record of a device; InvalidRequest when no device has this UUID."""
+        """The record of a device. Raises InvalidRequest if no device has this UUID."""
         record = self.ledger.records.get(device)
         if record is None:
             raise InvalidRequest(f"cannot find device {device}: no device has this name", reason=Reason.UNKNOWN_DEVICE)
         return record
 
     def device_policy(self, device: str) -> DevicePolicy:
-        """The policy in force for a device; InvalidRequest when no device has this UUID."""
+        """The policy in force for a device. Raises InvalidRequest if no device has this UUID."""
         return self.active_policy.device_policy(self.record(device).device)
 
     def operation(self, given: str = "") -> str:
-        """The id of an operation in ledger and log: the caller's id, or a new one. NotReady while stopping."""
+        """The id of an operation in ledger and log: the caller's id, or a new one.
+
+        Raises NotReady while the service stops.
+        """
         self.jobs.require_running()
         return given or self.token(4)
 
     def require_clearable(self, device: str, cannot: str = "") -> None:
-        """NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing.
+        """Raise NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing.
 
         ``cannot``: what the message begins with.
         """
@@ -87,14 +90,18 @@ class ServiceContext:
             raise NotReady(Reason.NOT_READY, why, remedy, device=device)
 
     def containers_wait(self, device: str) -> bool:
-        """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""
+        """Whether no container can use the device before the service says yes.
+
+        Then a pod can get it without a proof.
+        """
         guard = self.observer.driver.guard
         return guard is not None and guard.keeps_out(device)
 
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
-        """The node's directory with the receipt for the containers of a pod; empty: the policy gives them none.
+        """The node's directory with the receipt for the containers of a pod; empty if the policy gives them none.
 
-        For the pod that the device is granted to, or else for a pod that gets it before the service can say more.
+        It is for the pod that the device is granted to, or for a pod that gets the device before the service knows
+        more.
         """
         notary = self.ledger.notary
         if notary is None or policy.receipts is Receipts.KEEP:
@@ -103,7 +110,10 @@ class ServiceContext:
         return str(files.path(record) if granted else files.path_if_requested(record))
 
     async def observe(self, device: str, op: str) -> tuple[Record, Facts]:
-        """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
+        """Observe a device under its lock.
+
+        What ends the trust in the device is recorded before the caller gets an answer.
+        """
         record = self.record(device)
         facts = await self.observer.for_change(record)
         ended = proof.ended(record, facts)
@@ -112,10 +122,10 @@ class ServiceContext:
         return self.record(device), facts
 
     async def complete(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
-        """What was seen of a device, and what a decision needs beside it.
+        """The facts of an observation, with what else a decision needs.
 
-        That is, for a device that is granted, the run of the kubelet and, for some decisions about the owner, the pods
-        in the kubelet's checkpoint.
+        For a granted device this is the run of the kubelet and, for some decisions about the owner, the pods in the
+        kubelet's checkpoint.
         """
         owner = record.tenancy.owner
         if record.tenancy.grant is not None:
@@ -135,13 +145,13 @@ class ServiceContext:
             return facts
 
     def withhold(self, devices: Collection[str]) -> None:
-        """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
+        """Stop offering devices whose request failed, or the kubelet would try them with one pod after the other."""
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
         self.news.notify()
 
     def offer_facts(self, record: Record) -> OfferFacts:
-        """What an offer of this device depends on beside its record."""
+        """What an offer of this device depends on, apart from its record."""
         fault = self.ledger.fault is not None
         return OfferFacts(
             ledger_fault=fault,
@@ -152,7 +162,7 @@ class ServiceContext:
         )
 
     def _unrecorded(self, record: Record) -> str:
-        """The ailment that the device shows, while none can be written into the ledger."""
+        """The ailment that the device shows, while the ledger cannot be written."""
         vitals, policy = (
             self.seen.vitals.get(record.device.uuid),
             self.active_policy.device_policy(record.device).policy,
@@ -161,7 +171,7 @@ class ServiceContext:
         return ailment.detail if ailment is not None else ""
 
     def is_withheld(self, record: Record) -> bool:
-        """Whether a request for this device failed lately, and its state is still the same.
+        """Whether a request for this device failed recently, and the device is still in that state.
 
         A device in use stays withheld until it is released.
         """

@@ -30,9 +30,10 @@ class History:
     async def entries(
         self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
     ) -> views.History:
-        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more.
+        """The newest rows of the window, newest last.
 
-        ``without_steps``: a scrub is the row of its end.
+        If there are fewer than ``limit`` and ``MAX_ENTRIES``, there are no more. ``without_steps``: a scrub has only
+        the row of its end.
         """
         device = device_names.find(self._ledger.records, gpu) if gpu else None
         if limit < 0:
@@ -58,7 +59,8 @@ class History:
         entries = (await self._ledger.history(uuid, None, EXPLAINED)).entries
         begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
         starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
-        # How a device that is granted or in use became clean stands before its grant: begin one grant earlier.
+        # The rows before a grant say how the device became clean. So for a device that is granted or in use, begin one
+        # grant earlier.
         wanted = 2 if self._ledger.records[uuid].state in (State.GRANTED, State.IN_USE) else 1
         first = starts[-min(wanted, len(starts))] if starts else 0
         return tuple(entries[first:])

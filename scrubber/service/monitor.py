@@ -1,8 +1,8 @@
 """The level-triggered loop: in each round it observes the devices, and reconciles those that need an action.
 
-Rounds are the safety net: what one round misses, the next one finds. The alarm of the backend starts a round at once,
-and the end of a followed process starts an observation of its device at once. A round observes most devices together.
-On a node with many idle devices, only one round in several observes those.
+What one round misses, the next round finds. The alarm of the backend starts a round at once, and the end of a followed
+process starts an observation of its device at once. A round observes most devices together. On a node with many idle
+devices, only one round in several observes those.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ class Monitor:
         self.ended: Moment | None = None  # the end of the last round
 
     async def run(self, alarm: int | None = None) -> None:
-        """Rounds until cancelled. A failed round is logged once for each cause, and tried again.
+        """Run rounds until cancelled.
 
-        ``alarm`` is a descriptor of the backend: when it is readable, the next round starts at once.
+        A failed round is logged once for each cause, and tried again. ``alarm`` is a descriptor of the backend: when it
+        is readable, the next round starts at once.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rounds(alarm))
@@ -73,7 +74,10 @@ class Monitor:
                 tasks.create_task(self._follow_ends(self._ends))
 
     async def round(self, stagger: float = 0.0) -> None:
-        """Observe the devices and reconcile those that need an action. A failing device delays no other."""
+        """Observe the devices and reconcile those that need an action.
+
+        A device that fails does not delay the others.
+        """
         first = (self._context.ledger.try_again, self._upkeep.name_pods, self._observer.driver.renew_fence)
         errors = [await _attempt(work) for work in first]
         now = asyncio.get_running_loop().time()
@@ -154,9 +158,10 @@ class Monitor:
             await self._upkeep.register(device, incarnation)
 
     def _due(self) -> list[Record]:
-        """All devices, in most rounds without the quiet ones. One round in several observes all quiet devices.
+        """The devices that this round observes: all of them, or all except the quiet ones.
 
-        To observe many devices in one round costs less than to observe a part of them in each round.
+        Only one round in several observes the quiet devices, and it observes all of them: this costs less than a part
+        of them in each round.
         """
         records, now = self._context.ledger.records, asyncio.get_running_loop().time()
         quiet = {device: record for device, record in self._quiet.items() if records.get(device) is record}
@@ -176,7 +181,7 @@ class Monitor:
         return quiet
 
     def _remember(self, device: str, record: Record | None) -> None:
-        """Keep the record of a device that needs nothing; None forgets the device."""
+        """Remember the record of a device that needs nothing; None forgets the device."""
         if record is not None and record.state in QUIET_STATES:
             self._quiet[device] = record
         else:

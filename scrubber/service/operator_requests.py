@@ -1,7 +1,7 @@
-"""Scrub, quarantine and reinstate, as people ask for them: what is allowed, and the job or row that follows.
+"""Scrub, quarantine and reinstate for people: what is allowed, and the job or row that follows.
 
 Each operation holds the lock of its device from the observation until the decision is recorded. Its error is about one
-device, and says only why: the caller knows what was asked for, and of which device.
+device, and gives only the reason: the caller knows the operation and the device.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class OperatorRequests:
         self._context = context
 
     async def scrub(self, device: str, path: ScrubPath | None, *, op: str = "") -> ScrubJob:
-        """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due.
+        """Start a scrub now, or join the running job. If ``path`` is None, the scrub takes the path that is due.
 
-        A running job that is less thorough than ``path`` is cancelled: it would not do what was asked for.
+        A running job that is less thorough than ``path`` is cancelled: it would not do what the caller asked for.
         """
         context = self._context
         async with context.jobs.locks.of([device]):
@@ -136,7 +136,7 @@ class OperatorRequests:
 
 
 def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
-    """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
+    """Refuse a job that would fail at once: holders are unknown, or a scrub must not end one of them."""
     if facts.holders is None:
         raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts), answers.TRY_AGAIN)
     stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
@@ -147,7 +147,7 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
 
 
 def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None) -> None:
-    """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
+    """Refuse a path with a reset that the policy forbids, and say what a person can do instead."""
     if not proof.forbids(policy, path):
         return
     if proof.reset_forbidden(record, policy):

@@ -175,7 +175,7 @@ class StatusReporter:
         )
 
     def _others(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
-        """Those that the fence has let through although the device was not given to them."""
+        """The programs that the fence has let through although the device was not given to them."""
         guard = self._context.observer.driver.guard
         askers = guard.askers.of(record.device.uuid) if guard is not None else ()
         opened = {asker.opener.pid for asker in askers if asker.opener.was_let_through and not asker.ignored}
@@ -184,7 +184,7 @@ class StatusReporter:
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]
     ) -> tuple[str, ...]:  # fmt: skip
-        """Who else than these holders comes again and again, and what to do: the device cannot stay clean."""
+        """Which other program opens the device so often that it cannot stay clean, and what to do about it."""
         named_already = {(it.pid, it.started) for it in advised}
         uses = [
             it
@@ -207,7 +207,7 @@ class StatusReporter:
         return tuple(device_status.after_use(places, device_names.argument(record)))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
-        """The devices with the names of their pods. Without the names if they do not come in time."""
+        """The devices with the names of their pods, or without these names if they do not arrive in time."""
         records = [self._context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
         if not any(map(device_status.may_have_pod, records)) and not any(it.askers or it.holders for it in devices):
@@ -230,7 +230,7 @@ class StatusReporter:
         return replace(asker, pod=pod, exempt=exempt)
 
     async def _pods(self) -> Tenants:
-        """The pods of the node; none if their names do not come in time."""
+        """The pods of the node; none if their names do not arrive in time."""
         try:
             return await self._context.tenants()
         except DeviceError:
@@ -288,7 +288,7 @@ def _holder_view(holder: Holder, pods: Mapping[str, str] = device_status.NO_PODS
 
 
 def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
-    """What the fence does with others, and whether the policy says something else."""
+    """What the fence does with other programs, and whether the policy says something else."""
     kept_off = guard.kept_off(uuid) if guard is not None else None
     if guard is None or kept_off is None:
         return ""
@@ -300,7 +300,7 @@ def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
 
 
 def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) -> str:
-    """Why the fence does less with a device than the policy wants. Empty: it does all of it.
+    """Why the fence does less for a device than the policy asks for; empty if it does all of it.
 
     ``no_guard``: why this service has no guard; empty if it began with a policy that wants none.
     """

@@ -1,4 +1,4 @@
-"""The service: its parts (requests, upkeep, monitor, jobs), put together."""
+"""Builds the service from its parts: requests, upkeep, monitor and jobs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class Service:
         return cls(context, TenantRequests(context, upkeep), OperatorRequests(context), upkeep)
 
     async def stop(self) -> None:
-        """Refuse all requests, cancel what runs, record the end of each job, and wake the calls that wait for news."""
+        """Refuse all requests, cancel all jobs, record their ends, and wake the calls that wait for a change."""
         await self.context.jobs.stop()
         self.context.news.notify()

@@ -14,7 +14,7 @@ SILENT = 30.0  # seconds without a round after which the monitor counts as stopp
 
 @dataclass(frozen=True)
 class Readiness:
-    """What people are told when no device can be had, or their policy file is not in force."""
+    """What people are told if the service cannot hand out any device, or if their policy file is not in force."""
 
     context: ServiceContext
     reporter: StatusReporter
@@ -34,7 +34,7 @@ class Readiness:
         return tuple(why for why, so in obstacles.items() if so)
 
     def notes(self) -> tuple[str, ...]:
-        """What people should know although the service hands devices out: that their policy file is not in force."""
+        """What people should know although the service hands devices out: a policy file that is not in force."""
         policy = self.context.active_policy
         if not policy.fault:
             return ()

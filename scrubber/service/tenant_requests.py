@@ -2,7 +2,7 @@
 
 Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
 Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.
-Rule 3: what a caller says is never believed. The observation decides.
+Rule 3: the word of a caller is never believed. The observation decides.
 Rule 4: the requests for one owner follow each other, so that a release misses no device that an acquire is about to
         grant.
 """
@@ -53,10 +53,11 @@ START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this con
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks, and what held when it asked. Made once at the door: what is asked twice can differ.
+    """What a caller asks for, and what applied when it asked.
 
-    A request may wait and observe again. So each decision asks for the policy that is in force then, and what follows
-    from the decision uses the same one. Its moment is that of the facts it rests on (``Facts.at``).
+    It is made once, because two answers to one question can differ. A request may wait and observe again. So each
+    decision uses the policy that is in force at that moment, and so does everything that follows from the decision. The
+    moment of a decision is that of its facts (``Facts.at``).
     """
 
     action: Action
@@ -70,12 +71,12 @@ class Request:
 
     @property
     def waits(self) -> dict[str, answers.Wait]:
-        """By device: what it waits for, as last decided."""
+        """By device: what the request waits for, according to the last decision."""
         return {device: answer for device, answer in self.replies.items() if isinstance(answer, answers.Wait)}
 
     @property
     def not_accepted(self) -> set[str]:
-        """The devices that the last decision does not hand out; before the first one, all."""
+        """The devices that the last decision does not hand out; all devices before the first decision."""
         return {device for device in self.devices if not isinstance(self.replies.get(device), ACCEPTED)}
 
 
@@ -83,7 +84,7 @@ class TenantRequests:
     """Acquire, start and release: the requests of the program that hands devices out."""
 
     def __init__(self, context: ServiceContext, upkeep: Upkeep) -> None:
-        """``upkeep`` looks after a device that was released."""
+        """``upkeep`` takes care of a device that was released."""
         self._context = context
         self._upkeep = upkeep
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -93,11 +94,12 @@ class TenantRequests:
     ) -> dict[str, GrantedDevice]:
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
-        ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
-        ``op`` is the caller's operation id for ledger and log.
+        ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer arrives before
+        that. ``op`` is the caller's operation id for ledger and log.
 
-        Where the fence holds containers back, a device may get no grant for a pod: it is not ready, and the start that
-        was announced waits for it. If a claim or a job has all of these devices already, the answer is its grants.
+        If the fence holds containers back, a pod may get the device without a grant: the device is not ready yet, and
+        the announced start waits for it. If a claim or a job has all of these devices already, the answer is its
+        grants.
         """
         guard = self._context.observer.driver.guard
         if isinstance(recipient, ForJob) and recipient.group and guard is not None:
@@ -106,7 +108,7 @@ class TenantRequests:
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:
                 return await self._acquire(request, recipient)
-            except Exception as error:  # no cancelled call: its caller is gone, which says nothing about the devices
+            except Exception as error:  # not for a cancelled call, which says nothing about the devices
                 # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
                 if not recipient.until_release and not self._context.jobs.stopping:
                     refused = request.not_accepted
@@ -153,7 +155,7 @@ class TenantRequests:
         op: str = "",
         within: float | None = None,
     ) -> None:
-        """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
+        """Return as soon as a container of ``owner`` may start on all of these devices; raise otherwise.
 
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
@@ -187,7 +189,10 @@ class TenantRequests:
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
-        """End the proof of a device, as ``acquire.distrust`` says. NotReady while the device is being scrubbed."""
+        """End the proof of a device, as ``acquire.distrust`` says.
+
+        Raises NotReady while the device is being scrubbed.
+        """
         context, request = self._context, self._request(Action.DISTRUST, [device], op, within)
         async with self._locked(request):
             answer = acquire.distrust(context.record(device), why)
@@ -197,7 +202,7 @@ class TenantRequests:
                 await context.ledger.append(request.op, (device, answer.event))
 
     async def let_in(self, owner: str, only: Pods, *, op: str = "") -> list[str]:
-        """From now on these pods may open the devices of this owner, and nobody else. Returns the devices."""
+        """From now on, only these pods may open the devices of this owner. Returns the devices."""
         if not owner:
             raise InvalidRequest("cannot let pods in: no owner was named")
         pods = tuple(sorted(only.names))
@@ -217,8 +222,8 @@ class TenantRequests:
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
 
-        ``owner``: raise also if one of them was granted to another owner. Without ``devices``: all of this owner, and
-        there may be none. Returns those that were granted or in use.
+        ``owner``: also raise if one of the devices was granted to another owner. Without ``devices``, release all
+        devices of this owner, if there are any. Returns those that were granted or in use.
         """
         if not devices and not owner:
             raise InvalidRequest("cannot take back: no device and no owner was named")
@@ -249,9 +254,10 @@ class TenantRequests:
         return tuple(device for device, _ in released)
 
     def _request(self, action: Action, devices: Sequence[str], op: str, within: float | None) -> Request:
-        """What a caller asks, with what holds now; InvalidRequest if no device has this UUID.
+        """What a caller asks for, with what applies now.
 
-        ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
+        Raises InvalidRequest if no device has this UUID. ``within``: for how many seconds the caller waits; None if it
+        has no deadline. The answer must arrive before that.
         """
         context = self._context
         policies = {device: context.device_policy(device) for device in devices}
@@ -265,13 +271,13 @@ class TenantRequests:
         return Request(action, devices, op, epoch, deadline, owner_deadline, policies)
 
     def _policy_now(self, request: Request, device: str) -> Policy:
-        """The policy for a decision that is made now, and for what follows from it."""
+        """The policy for a decision that is made now, and for everything that follows from it."""
         request.policies[device] = self._context.device_policy(device)
         return request.policies[device].policy
 
     @contextlib.asynccontextmanager
     async def _locked(self, request: Request) -> AsyncIterator[None]:
-        """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
+        """Hold the locks of the devices. Raises NotReady if another task keeps a lock beyond the deadline."""
         async with contextlib.AsyncExitStack() as locks:
             async with _in_time(request):
                 await locks.enter_async_context(self._context.jobs.locks.of(request.devices))
@@ -280,7 +286,7 @@ class TenantRequests:
 
     @contextlib.asynccontextmanager
     async def _turn_of(self, owner: str) -> AsyncIterator[None]:
-        """Wait until no other request for this owner is under way. Without an owner, a request waits for none."""
+        """Wait until no other request for this owner is under way. A request without an owner does not wait."""
         if not owner:
             yield
             return
@@ -288,7 +294,7 @@ class TenantRequests:
             yield
 
     async def _of_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
-        """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
+        """The answers for all devices, decided concurrently: the waits for a driver that hangs do not add up."""
         names = sorted(request.devices)
         async with _in_time(request):
             if len(names) == 1:  # the usual case: needs no task
@@ -317,10 +323,10 @@ class TenantRequests:
         return self._no_decision(request, device)
 
     async def _carry_out(self, request: Request, record: Record, answer: A) -> A | None:
-        """The final answer; None if it was to record an event or cancel a job first: that is done, so decide again.
+        """The final answer, or None if the caller must decide again.
 
-        A job that has begun its reset since the decision is not cancelled. The next decision joins it, since its path
-        is due.
+        In that case, an event had to be recorded or a job cancelled first, which is done now. A job that has begun its
+        reset since the decision is not cancelled. The next decision joins it, because its path is due.
         """
         device = record.device.uuid
         if isinstance(answer, answers.CancelJob):
@@ -336,7 +342,7 @@ class TenantRequests:
         return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION), (TO_REPORT,))
 
     async def _assignments(self, request: Request) -> dict[str, KubeletAssignment]:
-        """What the kubelet's checkpoint says about these devices, or NotReady."""
+        """What the kubelet's checkpoint says about these devices. Raises NotReady if it cannot be read."""
         try:
             return await self._context.observer.assignments(request.devices)
         except ShortageError as error:
@@ -350,7 +356,10 @@ class TenantRequests:
             raise NotReady(Reason.OWNER_UNKNOWN, why, "the log of the scrub service says why") from None
 
     def _assigned_pod(self, request: Request, named: Mapping[str, KubeletAssignment]) -> str:
-        """The one pod that the kubelet's checkpoint names for these devices, or NotReady."""
+        """The one pod that the kubelet's checkpoint names for these devices.
+
+        Raises NotReady if there is no such pod.
+        """
         owners = {device: assignment.pods for device, assignment in named.items()}
         starting_pod = start.starting_pod(owners)
         if isinstance(starting_pod, str):
@@ -371,7 +380,7 @@ class TenantRequests:
     ) -> None:
         """Record the grants of all devices that may be handed out, and the deferrals, in one transaction.
 
-        ``at_start``: the container that starts gets them.
+        ``at_start``: the grants are for the container that starts.
         """
         context, now = self._context, self._context.now()
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
@@ -391,7 +400,10 @@ class TenantRequests:
             await context.ledger.append(request.op, *events)
 
     def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
-        """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""
+        """The grant of a device, and what its receipt proves.
+
+        If there is no grant, the container waits for the device.
+        """
         record, policy = self._context.ledger.records[device], request.policies[device].policy
         grant, receipt = record.tenancy.grant, record.scrubs.receipt
         if grant is None or isinstance(answer, answers.Defer):
@@ -411,7 +423,7 @@ class TenantRequests:
         return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
 
     async def _start_jobs(self, request: Request, replies: Mapping[str, Answer]) -> list[ScrubJob]:
-        """The jobs that the answers ask for: started now, or already under way."""
+        """The jobs that the answers require: started now, or already running."""
         context = self._context
         running = []
         for device, reply in replies.items():
@@ -432,7 +444,7 @@ class TenantRequests:
         return running
 
     async def _wait(self, request: Request, running: Sequence[ScrubJob]) -> None:
-        """Return when the answers may have changed; NotReady when a deadline has passed."""
+        """Return when the answers may have changed. Raises NotReady when a deadline has passed."""
         now, deadline, waiting = asyncio.get_running_loop().time(), request.deadline, request.waits
         if waiting and now >= request.owner_deadline:
             device, first = next(iter(waiting.items()))
@@ -458,7 +470,7 @@ class TenantRequests:
             raise _still_scrubbed(request, *scrubbed)
 
     async def _until_writable(self, request: Request, error: LedgerUnavailable) -> None:
-        """Return when the ledger can be written again; raise the error if it cannot by the deadline."""
+        """Return when the ledger can be written again; raise the error if it cannot be written by the deadline."""
         ledger = self._context.ledger
         try:
             async with asyncio.timeout_at(request.deadline):
@@ -468,7 +480,7 @@ class TenantRequests:
             raise error from None
 
     async def _change_of(self, devices: Iterable[str], within: float) -> None:
-        """Return when the record of one of the devices changes, at the latest after ``within`` seconds."""
+        """Return when the record of one of the devices changes, or after ``within`` seconds."""
         ledger = self._context.ledger
         before = {device: ledger.records.get(device) for device in devices}
         with contextlib.suppress(TimeoutError):
@@ -490,9 +502,10 @@ def _still_scrubbed(request: Request, *devices: str) -> NotReady:
 
 @contextlib.asynccontextmanager
 async def _in_time(request: Request) -> AsyncIterator[None]:
-    """NotReady if the block still runs a moment after the deadline. A block that begins later has that moment, too.
+    """Raise NotReady if the block is still running a moment after the deadline.
 
-    What the request has waited for so far tells more than that the time is over.
+    A block that begins after the deadline also has that moment. The error names what the request has waited for,
+    because that says more than a timeout.
     """
     try:
         async with asyncio.timeout_at(max(request.deadline, asyncio.get_running_loop().time()) + OVERRUN):
@@ -509,7 +522,7 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
 def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob], action: Action) -> None:
     """Raise if one device is refused, or if its scrub, for which this request has waited (``joined``), has failed.
 
-    A scrub that somebody has disturbed in passing is made again: the request goes on waiting.
+    A scrub that a short use has disturbed is repeated: the request continues to wait.
     """
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):

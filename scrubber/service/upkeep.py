@@ -1,4 +1,4 @@
-"""What the service does unasked: recover after a start, follow the inventory, and the next action on each device."""
+"""What the service does without a request: recover after a start, follow the inventory, and act on each device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = log.get("service")
 
 
 class Upkeep:
-    """Looks after devices that no request is about."""
+    """Takes care of devices while no request asks for them."""
 
     def __init__(self, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None]) -> None:
         """``on_vitals`` is called with every health report of a device. Call ``recover`` before any other method."""
@@ -27,9 +27,9 @@ class Upkeep:
         self._hanging: dict[str, Stuck] = {}  # holders that hang in the kernel, all of a device's
 
     async def recover(self) -> None:
-        """Close every job that was open when the last service ended: it proved nothing.
+        """Close every job that was open when the last service ended, because it proved nothing.
 
-        If the ledger may be an older copy, distrust all devices as well.
+        If the ledger may be an older copy, also distrust all devices.
         """
         context = self._context
         if context.observer.driver.guard is not None:
@@ -92,7 +92,7 @@ class Upkeep:
             return
         try:
             names = (await context.tenants()).names
-        except DeviceError:  # a name that does not come in time is missing, and no error
+        except DeviceError:  # a name that does not arrive in time is missing; this is not an error
             return
         for record in nameless:
             if ownership.called(record, names) is not None:
@@ -179,14 +179,14 @@ class Upkeep:
             logger.info("the device no longer reports the fault", device=device, sign=kind.value)
 
     def _follow_hanging(self, device: str, facts: Facts) -> Stuck | None:
-        """The holders that hang in the kernel, after this observation; None if one does not hang, or there is none."""
+        """The holders that hang in the kernel, after this observation; None if there are none or one does not hang."""
         hung = stuck.followed(self._hanging.pop(device, None), ownership.hanging(facts), facts.at)
         if hung is not None:
             self._hanging[device] = hung
         return hung
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
-        """The facts, and what other devices add: whether the device is withheld, and which device took its place."""
+        """The facts, and what the service adds: whether the device is withheld, and which device took its place."""
         context = self._context
         successor, withheld = absence.successor(record, context.ledger.records.values()), context.is_withheld(record)
         if not (withheld or successor):
@@ -197,7 +197,7 @@ class Upkeep:
 def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:
     """The properties that a proof is about; the others may change without a scrub.
 
-    For a device that is granted or in use, the reset domain does not count: it may change when other devices of its
+    For a device that is granted or in use, the reset domain does not count. It may change when other devices of the
     board get another layout, and the owner keeps the device.
     """
     domain = None if record.state in (State.GRANTED, State.IN_USE) else device.reset_domain
