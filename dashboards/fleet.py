@@ -53,7 +53,7 @@ def _should_be_zero() -> Section:
         (6, stat("Critical alerts", "Firing alerts that need a person now. The table below lists all alerts.",
                  SCOPE.or_zero(f"count({critical})"), levels=SHOULD_BE_ZERO)),
         (6, stat("Nodes silent", "Nodes whose scrub service or device plugin is down or unreachable, or was scraped "
-                 "in the last 6 hours and is not scraped any more. The other panels miss these nodes.",
+                 "in the last 6 hours and is no longer scraped. The other panels miss these nodes.",
                  SCOPE.or_zero(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
         (6, stat("Nodes not ready", "Nodes that hand out no GPU. The /readyz of the scrub service, or of the device "
                  "plugin, says why.", SCOPE.or_zero(f"count({SCOPE.not_ready()})"),
@@ -162,7 +162,7 @@ def _nodes() -> Section:
     silent = table(
         "Silent nodes",
         "Nodes whose scrub service or device plugin is down or unreachable, or was scraped in the "
-        "last 6 hours and is not scraped any more.", NODE,
+        "last 6 hours and is no longer scraped.", NODE,
         Column("Silent", SCOPE.or_not_scraped(SCOPE.silent_nodes(), "node", 0), units.NoUnit, words=SILENT),
         links={"Node": TO_NODE}, empty="Prometheus scrapes every node",
     )  # fmt: skip

@@ -26,7 +26,7 @@ def _overview() -> Section:
                  f"count({largest(SCOPE.of(plugin.BUILD), *PLACE)})",
                  empty=NO_PLUGIN)),
         (4, stat("Silent plugins", "Plugins that are down or unreachable, or were scraped in the last 6 hours and "
-                 "are not scraped any more.",
+                 "are no longer scraped.",
                  SCOPE.or_zero(silent, alive=plugin.BUILD), levels=SHOULD_BE_ZERO, empty=NO_PLUGIN)),
         (4, stat("Plugins not ready", "Plugins that get no answer from the scrub service, or that have an unregistered "
                  "resource.",

@@ -80,7 +80,7 @@ def _status() -> Section:
                  "driver call hangs.", age(smallest(SCOPE.of(service.ROUND))), units.Seconds,
                  levels=STALLED)),
         (3, stat("Nodes silent", "Nodes whose scrub service or device plugin is down or unreachable, or was scraped "
-                 "in the last 6 hours and is not scraped any more.",
+                 "in the last 6 hours and is no longer scraped.",
                  SCOPE.or_zero(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 

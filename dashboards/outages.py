@@ -60,7 +60,7 @@ HOLDS = value_words({1: ("problem", BAD), 0: ("no problem", GOOD)})
 GROUPS = {
     Availability.AVAILABLE: ("Available", "GPUs that the kubelet may give to a pod now."),
     Availability.IN_USE: ("In use", "GPUs that are granted to a pod or that a pod uses."),
-    Availability.PREPARING: ("Preparing", "GPUs that become available by themselves, usually after a scrub."),
+    Availability.PREPARING: ("Preparing", "GPUs that become available on their own, usually after a scrub."),
     Availability.BLOCKED: (
         "Blocked",
         "GPUs that no pod gets because something is in the way of a scrub. `autoclave explain GPU` says what to do.",

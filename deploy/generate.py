@@ -203,7 +203,7 @@ def everything() -> dict[Path, bytes]:
 
 
 def write() -> None:
-    """Write them all, and take away what is not made any more."""
+    """Write them all, and take away what is no longer made."""
     made = everything()
     for path in [path for path in KUSTOMIZE.rglob("*") if path.is_file() and path not in made]:
         path.unlink()

@@ -29,7 +29,7 @@ Everybody else leaves the flag out. Not each reason comes from a user: some are 
 |---|---|---|"""
 # Who gives each flag of these programs, and when.
 USERS = {
-    "--backend": "drills and trials: `simulated`, which no node gets by itself",
+    "--backend": "drills and trials: `simulated`, which no node gets on its own",
     "--policy": "security, SRE: any policy but `default`",
     "--state-dir": "platform: the ledger on another disk; ordinary user: the default belongs to root",
     "--run-dir": "platform: pods that share another directory; ordinary user: the default belongs to root",
@@ -62,7 +62,7 @@ USERS = {
     "--cluster-reports": "platform: no rights in the cluster (`off`), or a failed start without them (`on`)",
     "--checkpoint-annotation": "auditor: a witness of the ledger outside the node",
     "--nvsentinel-socket": "SRE: nodes with NVSentinel",
-    "--nvsentinel-action": "SRE: NVSentinel repairs nodes by itself",
+    "--nvsentinel-action": "SRE: NVSentinel repairs nodes on its own",
     "--vendor-dir": "platform: the vendor's device plugin stays",
     "--cdi-dir": "platform: a runtime with other directories, or a program in a container",
     "--vendor-variable": "platform: a vendor's plugin with a variable that we do not know",

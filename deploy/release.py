@@ -256,7 +256,7 @@ def unfinished() -> list[str]:
     pages = [f"{page} says {words!r}" for page, words in UNFINISHED.items() if words in (ROOT / page).read_text()]
     if public_names.DOMAIN.endswith(".internal"):
         pages.append(
-            f"labels, drivers and receipts would be named below the placeholder {public_names.DOMAIN} for ever: "
+            f"labels, drivers and receipts would be named below the placeholder {public_names.DOMAIN} forever: "
             f"replace it by a domain of the project in all files that `git grep -l {public_names.DOMAIN}` lists, "
             "and its reverse in the labels of deploy/Dockerfile"
         )

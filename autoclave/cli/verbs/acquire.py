@@ -79,7 +79,7 @@ def release(gpus: tuple[str, ...], owner: str | None, force: bool, quiet: bool, 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
     neither granted nor in use stays as it is, and the exit code is 0. A GPU of a pod is left alone, and the exit code
-    is 4: Autoclave notices the end of a pod by itself.
+    is 4: Autoclave notices the end of a pod on its own.
     """
     named_some = bool(gpus) or gpus is options.ALL
     if not named_some and owner is None:

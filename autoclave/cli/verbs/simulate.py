@@ -70,7 +70,7 @@ secret = click.option("--secret", default=SECRET, help="Text to write into the m
 def simulate() -> None:
     """Inject faults and processes on simulated GPUs.
 
-    The service is not told. It has to find out by itself, as with real GPUs.
+    The service is not told. It has to find out on its own, as with real GPUs.
     """
 
 

@@ -1,4 +1,4 @@
-{{- /* The values of older versions that are given, and change nothing any more: a line for each. */ -}}
+{{- /* The values of older versions that are given, and no longer have an effect: a line for each. */ -}}
 {{- define "autoclave.former" -}}
 {{- range $path, $why := .Files.Get "files/former_values.yaml" | fromYaml -}}
   {{- $names := splitList "." $path -}}
