@@ -44,7 +44,7 @@ def claim(path: Path) -> str:
 def demand_free(path: Path, if_too_long: str) -> None:
     """Raise a FatalError unless the path fits the kernel's limit and is absent or a socket without a server."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise FatalError(f"cannot use socket path {path}: longer than {MAX_PATH_BYTES} bytes", if_too_long)
+        raise FatalError(f"cannot use socket path {path}: it is longer than {MAX_PATH_BYTES} bytes", if_too_long)
     try:
         mode = path.lstat().st_mode
     except OSError:  # absent, or in a directory that this user may not enter: then gRPC fails to bind

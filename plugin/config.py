@@ -83,7 +83,7 @@ def _check_vendor(config: Config, directory: Path) -> None:
 
 
 def make_vendor_dir(config: Config) -> None:
-    """Make the directory for a vendor's plugin, if there is to be one; it is mostly below the kubelet's directory."""
+    """Make the directory for a vendor's plugin, if the options name one; it is usually below the kubelet's."""
     if (directory := config.vendor_dir) is None:
         return
     try:
@@ -116,7 +116,7 @@ def _check_cluster(choice: ReportChoice) -> None:
 
 
 def check_nvsentinel(choice: ReportChoice) -> None:
-    """Raise a FatalError if events for NVSentinel could not name their node, or not reach the connector."""
+    """Raise a FatalError if events for NVSentinel could not name their node, or could not reach the connector."""
     if choice.nvsentinel_socket is None:
         return
     check_length(choice.nvsentinel_socket, "--nvsentinel-socket")
@@ -128,7 +128,7 @@ def check_nvsentinel(choice: ReportChoice) -> None:
 
 
 def check_directory(path: Path, what: str, flag: str) -> None:
-    """Raise a FatalError if the path can be no directory of the kubelet. It may be missing: see ``until_made``."""
+    """Raise a FatalError if the path cannot be a directory of the kubelet. It may be missing: see ``until_made``."""
     try:
         why = "" if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def check_length(path: Path, flag: str) -> None:
     length = len(os.fsencode(path))
     if length > unix_sockets.MAX_PATH_BYTES:
         raise FatalError(
-            f"cannot use socket path {path}: it is {length} bytes long and the kernel takes "
-            f"{unix_sockets.MAX_PATH_BYTES}",
+            f"cannot use socket path {path}: it is {length} bytes long, and the kernel accepts "
+            f"at most {unix_sockets.MAX_PATH_BYTES}",
             f"give a shorter {flag}",
         )

@@ -25,7 +25,7 @@ def listed(nvml: Session) -> dict[str, Handle]:
 def whole(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
     """A GPU that is not sliced; DeviceError if it is."""
     if boards.sliced(nvml, handle):
-        raise DeviceError(f"GPU {uuid} is cut into slices, which are not measured")
+        raise DeviceError(f"GPU {uuid} is divided into MIG slices, which this program does not measure")
     return boards.read(nvml, host, handle, uuid)
 
 
@@ -48,7 +48,7 @@ def of_container(host_root: Path, count: int, wanted: str) -> tuple[Board, GpuAn
             given = uuids.keys() if visible is None else visible.split(",")
             own = [uuid for index, uuid in enumerate(uuids) if not {uuid, str(index)}.isdisjoint(given)]
             if len(own) != count:
-                raise DeviceError(f"the container has {len(own)} GPUs; it has asked for {count}")
+                raise DeviceError(f"the container has {len(own)} GPUs, but it requested {count}")
             chosen = wanted if wanted in own else own[0]
             board = whole(nvml, host, uuids[chosen], chosen)
         return board, about(board, host, library)

@@ -50,7 +50,7 @@ class IdleObserver:
         with self.library.session() as nvml:
             gpus = listed(nvml)
             if name is None and len(gpus) != 1:
-                raise DeviceError(f"this machine has {quantity(len(gpus), 'GPU')}: name one by --gpu")
+                raise DeviceError(f"this machine has {quantity(len(gpus), 'GPU')}: name one with --gpu")
             for index, (uuid, gpu) in enumerate(gpus.items()):
                 if name in (None, uuid, str(index)):
                     return whole(nvml, self.host, gpu, uuid)

@@ -115,7 +115,7 @@ def _each_gpu(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
     if words == ["all"]:
         return ALL
     if "all" in words:
-        raise click.BadParameter("found 'all' beside other names, expected it alone", ctx, param)
+        raise click.BadParameter("found 'all' beside other names, expected only 'all'", ctx, param)
     names: list[str] = []
     for word in words:
         if (ends := _RANGE.fullmatch(word)) is None:

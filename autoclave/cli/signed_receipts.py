@@ -148,7 +148,8 @@ def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
         return key_file.public_key_of(text)
     if not sites:
         raise FatalError(
-            f"cannot trust the key in {file}: a site vouches for it", "name the site's key with --site-key"
+            f"cannot trust the key in {file}: only the key of its site shows that it is genuine",
+            "name the key of the site with --site-key",
         )
     return endorsement.endorsed(text, sites)
 
@@ -382,7 +383,7 @@ def _export(signed: Signed, ledger: Offline, folder: Path, newest: Path, key: ke
     if key.key_id not in signed.keys:
         human.warn(f"an earlier key has signed the receipt ({', '.join(signed.keys)}): verify it with both keys")
     if not handover:
-        human.warn(f"its hand-over is not known any more: verify the file {place / document_name} alone")
+        human.warn(f"its hand-over is no longer known: verify the file {place / document_name} alone")
     human.say(str(place))
 
 

@@ -1,6 +1,6 @@
 """The kubelet's DRA calls: prepares and unprepares claims, each under its lock, with devices proven clean and CDI ids.
 
-An error of one claim is in the answer of that claim; the others go on.
+An error of one claim is in the answer for that claim; the other claims continue.
 
 The kubelet shows the text of an error in an event of the pod. It repeats a failed Prepare after 60 to 90 seconds, so it
 is better to wait than to fail. A failed Unprepare keeps the devices of the claim for it, in the whole cluster.
@@ -88,7 +88,10 @@ class DraDriver:
         *,
         statuses: ClaimStatusWriter | None = None,
     ) -> None:
-        """``in_flight`` counts the calls that are being answered. ``statuses``: None writes no status of a claim."""
+        """``in_flight`` counts the calls that are being answered.
+
+        If ``statuses`` is None, no status of a claim is written.
+        """
         self._chosen = chosen
         self._devices = devices
         self._listing = listing
@@ -115,7 +118,10 @@ class DraDriver:
         return wire.NodeUnprepareResourcesResponse(claims=answers)
 
     async def NodeWatchResources(self, request: health_wire.NodeWatchResourcesRequest, context: Context) -> None:
-        """The health of all devices, until the kubelet ends the stream. No message: it is not known."""
+        """The health of all devices, until the kubelet ends the stream.
+
+        There is no message while the health is not known.
+        """
         while True:
             shown = self._listing.current()
             if shown is not None:
@@ -128,7 +134,9 @@ class DraDriver:
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         resource_claim = await self._read(claim, until)
         if claims.uid(resource_claim) != claim.uid:
-            raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
+            raise InvalidRequest(
+                f"the claim {claim.namespace}/{claim.name} was replaced by a claim of this name with another UID"
+            )
         if why := claims.refusal(resource_claim, self._chosen.driver):
             raise InvalidRequest(why)
         uuids = await self._devices.uuids(list(claims.allocated(resource_claim, self._chosen.driver)), until)
@@ -147,7 +155,10 @@ class DraDriver:
         return answer
 
     async def _read(self, claim: wire.Claim, until: float) -> Mapping[str, Any]:
-        """The ResourceClaim. The kubelet has just read it, so an API server that does not show it is asked again."""
+        """The ResourceClaim.
+
+        The kubelet has just read it, so the driver asks again if the API server does not show it.
+        """
         clock = asyncio.get_running_loop().time
         last = min(until, clock() + READ_WITHIN)
         attempts = AsyncRetrying(
@@ -235,7 +246,10 @@ def _until(left: float | None) -> float:
 def handlers(
     driver: DraDriver, health: grpc.RpcMethodHandler[Any, Any] | None = None
 ) -> tuple[grpc.GenericRpcHandler, ...]:
-    """The handlers of a server, for all versions of the kubelet's calls. ``health``: instead of the driver's."""
+    """The handlers of a server, for all versions of the kubelet's calls.
+
+    ``health`` replaces the driver's handler of health.
+    """
     unary: Any = grpc.unary_unary_rpc_method_handler  # typed for threads
     calls = {
         "NodePrepareResources": unary(

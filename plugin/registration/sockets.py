@@ -35,7 +35,7 @@ Identity = tuple[int, int, int]
 
 
 async def until_made(directory: Path, flag: str) -> None:
-    """Return once this directory exists: the first kubelet of a node makes it, perhaps after the plugin has started."""
+    """Return as soon as this directory exists: a node's first kubelet may make it after the plugin has started."""
     made = directory.exists
     if not made():
         logger.warning("waiting for the directory of the kubelet", directory=str(directory), flag=flag)
@@ -45,7 +45,7 @@ async def until_made(directory: Path, flag: str) -> None:
 
 @contextmanager
 def sole_instance(kubelet_dir: Path) -> Iterator[None]:
-    """Lock the plugin's directory: two plugins for one resource would replace each other's registration for ever."""
+    """Lock the plugin's directory: two plugins for one resource would replace each other's registration forever."""
     held = lock(kubelet_dir)
     if held is None:
         own = kubelet_dir / SUBDIRECTORY
@@ -63,7 +63,7 @@ def lock(kubelet_dir: Path, name: str = PRESENT) -> int | None:
 
 
 def await_lock(kubelet_dir: Path, name: str, *, shared: bool = False) -> int:
-    """The same, after the plugin that holds the lock has ended. This blocks the thread."""
+    """The descriptor of a lock, after the plugin that holds the lock has ended. This blocks the thread."""
     with _own_directory(kubelet_dir) as own:
         return private_files.await_lock(own / name, shared=shared)
 
@@ -75,7 +75,10 @@ def answers(kubelet_dir: Path, name: str) -> Path:
 
 @contextmanager
 def _own_directory(kubelet_dir: Path) -> Iterator[Path]:
-    """The plugin's directory, which is made if it is missing. What cannot be done in the block is a FatalError."""
+    """The plugin's directory, which is made if it is missing.
+
+    An error of the system in the block becomes a FatalError.
+    """
     own = kubelet_dir / SUBDIRECTORY
     try:
         own.mkdir(mode=GROUP_MAY_ENTER, exist_ok=True)
@@ -98,7 +101,7 @@ def hidden(path: Path) -> Path:
 
 
 def claim(path: Path) -> None:
-    """Return if the plugin may serve on this path; a FatalError says what the operator has to change."""
+    """Return if the plugin may serve on this path. A FatalError says what the operator must change."""
     if not path.parent.is_dir():
         raise FatalError(
             f"cannot use socket path {path}: there is no directory {path.parent}", "mount or make it, then start again"
@@ -117,25 +120,30 @@ def publish(path: Path) -> Identity:
         ) from error
     published = identity(path)
     if published is None:
-        raise FatalError(f"cannot use socket path {path}: another program removed it at once", "find that program")
+        raise FatalError(
+            f"cannot use socket path {path}: another program removed it immediately", "find that program, and stop it"
+        )
     return published
 
 
 def withdraw(path: Path, ours: Identity) -> None:
-    """Remove the socket, unless the path has another program's socket by now."""
+    """Remove the socket, unless the path now has another program's socket."""
     if same(identity(path), ours):
         path.unlink(missing_ok=True)
 
 
 def remove_dead(directory: Path, names: str) -> None:
-    """Remove the sockets with such names that killed programs left."""
+    """Remove the sockets with such names that killed programs have left behind."""
     for path in directory.glob(names):
         if isinstance(unix_sockets.connect_error(path), ConnectionRefusedError):
             path.unlink(missing_ok=True)
 
 
 def identity(path: Path) -> Identity | None:
-    """What distinguishes a socket from its successor; None without a socket. Inode numbers are reused, hence ctime."""
+    """What distinguishes a socket from its successor; None without a socket.
+
+    It contains ctime because inode numbers are reused.
+    """
     try:
         status = path.stat()  # follows a link: a distribution may keep its sockets elsewhere
     except OSError:

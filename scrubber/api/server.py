@@ -124,16 +124,16 @@ def _recipient(request: scrub_pb2.AcquireRequest) -> Recipient:
     if not request.exclusive:
         if owner or request.group or has_pods:
             raise InvalidRequest(
-                "cannot hand out the devices: an owner, a control group or pods were named, without exclusive"
+                "cannot hand out the devices: the request names an owner, a control group or pods, but is not exclusive"
             )
         return ForPod(announced=request.announced)
     if not has_pods:
         return ForJob(owner, request.group)
     if request.group:
-        raise InvalidRequest("cannot hand out the devices: a control group was named, and pods as well")
+        raise InvalidRequest("cannot hand out the devices: the request names both a control group and pods")
     if not owner:
         raise InvalidRequest(
-            "cannot hand out the devices: pods were named, and no owner who keeps the devices for them"
+            "cannot hand out the devices: the request names pods, but no owner that keeps the devices for them"
         )
     return ForClaim(owner, Pods(request_limits.pods(request.pods.uids)))
 

@@ -18,7 +18,7 @@ class Course(Enum):
 
 
 class Lasts(Enum):
-    """How long an ailment lasts at least. A probation before its end could only fail."""
+    """How long an ailment lasts at least. A probation before that could only fail."""
 
     REPORTED = "while the device reports its sign"
     HELD = "while a process holds the device"
@@ -43,7 +43,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class AilmentTraits(Remedy):
-    """The remedy of an ailment, and what else the other rooms must know of it."""
+    """The remedy of an ailment, and what else the other rooms must know about the ailment."""
 
     lasts: Lasts = Lasts.UNKNOWN
     sign_after: float | None = None  # seconds for which the device must show its sign; None: it has no sign
@@ -111,7 +111,7 @@ AILMENTS = {
         Course.WAIT,
         (
             "look in /proc for a process that the driver does not list",
-            "if there is none, only the report of its load is wrong, and `autoclave scrub {gpu}` may mend it",
+            "if there is none, only the report of its load is wrong, and `autoclave scrub {gpu}` may correct it",
         ),
         _BACK,
         doubtful=False,
@@ -151,5 +151,5 @@ AFTER_XID = {  # the remedy of an XID, where the catalogue asks for more than a 
     RequiredAction.RESTART_VM_OR_NODE: Remedy(
         Course.RESET, (_REBOOT,), f"{_BACK}, with a reset, also after the reboot"
     ),
-    RequiredAction.UPDATE_SOFTWARE: Remedy(Course.RESET, ("bring driver and firmware up to date",), _BACK),
+    RequiredAction.UPDATE_SOFTWARE: Remedy(Course.RESET, ("update the driver and the firmware",), _BACK),
 }

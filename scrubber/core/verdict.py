@@ -1,11 +1,11 @@
-"""Whether a job may go on with its next step, and whether it proved its device clean.
+"""Whether a job may continue with its next step, and whether it proved its device clean.
 
 Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
-Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
-later result says.
-Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
-Rule 4: a step that passed must have found what its step finds (``plans.STEPS``), and say how much memory or how many
-units it covered (``step_results``, for the job).
+Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, no matter what
+a later result says. Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy
+orders.
+Rule 4: the result of a step that passed must have the findings of that step (``plans.STEPS``), and say how much memory
+or how many units it covered (``step_results``, for the job).
 Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test
 must cover all that the policy orders. If the worker did less, nothing is proven. That is a fault of the service, not of
 the device, so the device stays dirty.
@@ -89,7 +89,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No proof, and why. ``ailment`` is the reason for a quarantine, if the device is to blame."""
+    """The reason why there is no proof. ``ailment`` is the reason for a quarantine, if the device is to blame."""
 
     step: Step
     blame: Blame
@@ -113,13 +113,13 @@ class Consequence(Enum):
 def veto(
     record: Record, job: str, step: Step, facts: Facts, clear_began: float = math.inf
 ) -> answers.Veto | None:  # fmt: skip
-    """Why a job must not run this step, or None. Asked again just before each step.
+    """Why a job must not run this step, or None. The job asks again immediately before each step.
 
-    The job may have outlived its caller, and the device may have a new holder meanwhile. ``clear_began``: the uptime
-    from which on the path writes. What another process has written since may be left.
+    The job may have outlived its caller, and the device may have a new holder by now. ``clear_began``: the uptime at
+    which the path began to write. The bytes that another process has written since then may remain.
     """
     if record.state is not State.SCRUBBING or record.scrubs.job is None or record.scrubs.job.id != job:
-        return answers.Veto(Blame.SERVICE, "the device does not belong to this job any more")
+        return answers.Veto(Blame.SERVICE, "the device no longer belongs to this job")
     if facts.incarnation != record.incarnation:
         return answers.Veto(Blame.SERVICE, "the node or the driver was restarted during the job")
     if facts.domain_resetting:
@@ -181,9 +181,9 @@ def confirmed(
     A program of ours that failed on the device blames the device only with a second sign. Errors that the driver
     logged of that program do not count: they are the same event. ``workers``: the pids of the job's workers.
 
-    What the node lacks, no device of it has. So what can be a fault of the node blames the device only if it failed
-    twice, and the scrub of another device passed between, or if the device reports an ailment. ``others``: the records
-    of all devices of the node.
+    If the node lacks something, all of its devices lack it. So a failure that the node may have caused blames the
+    device only if it happened twice and the scrub of another device passed in between, or if the device reports an
+    ailment. ``others``: the records of all devices of the node.
     """
     undecided = isinstance(judged, Failed) and judged.blame is Blame.UNDECIDED
     ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.health.baseline, policy)
@@ -203,16 +203,16 @@ def confirmed(
 
 
 def _has_failed(record: Record) -> bool:
-    """Whether an earlier path of this job has failed, or an earlier scrub since the last proof in the same way."""
+    """Whether an earlier path of this job, or an earlier scrub since the last proof, has failed in this way."""
     job = record.scrubs.job
     escalated = job is not None and any(result.path is not job.path for result in job.results)
     return escalated or record.scrubs.undecided
 
 
 def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
-    """Whether the scrub of another device has passed since one of this device first failed in the same way.
+    """Whether the scrub of another device has passed since a scrub of this device first failed in this way.
 
-    Since the first one: on a quiet node no other device is scrubbed again before the next attempt at this one.
+    The first failure counts, because on a quiet node no other device is scrubbed before the next attempt at this one.
     """
     first = record.scrubs.node_or_device
     failed_at = first.uptime if first is not None else math.inf
@@ -224,7 +224,7 @@ def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
 
 
 def proven_fault(job: Job) -> Ailment | None:
-    """The hardware fault that a step of this job has proven, also if the job was cancelled."""
+    """The hardware fault that a step of this job has proven, even if the job was cancelled."""
     failure = _faulty_hardware(job.results)
     return failure.ailment if failure is not None else None
 
@@ -293,7 +293,7 @@ def _from_result(result: StepResult) -> Failed:
 
 
 def _in_the_way(findings: Findings | None) -> InTheWay:
-    """Who was in the way of a step, and is not ended."""
+    """The processes that prevented a step, and were not ended."""
     match findings:
         case InTheWay():
             return findings
@@ -325,7 +325,7 @@ def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
 
 
 def _hardware_fault(findings: Findings | None) -> AilmentKind | None:
-    """The hardware fault that these findings show, whatever became of the step."""
+    """The hardware fault that these findings show, no matter how the step ended."""
     match findings:
         case Cleared(mismatch=Mismatch()) | Verified(mismatch=Mismatch()) | Tested(mismatch=Mismatch()):
             return AilmentKind.MEMORY_FAULT
@@ -338,7 +338,7 @@ def _hardware_fault(findings: Findings | None) -> AilmentKind | None:
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
-    """The first one in the order of the steps: those after memory may fail before the worker on memory has ended."""
+    """The first failure in the order of the steps: a step of the second worker may fail before the first one ends."""
     failed = [result for result in ran if result.outcome is not Outcome.PASSED]
     return _from_result(min(failed, key=lambda result: [*Step].index(result.step))) if failed else None
 
@@ -355,7 +355,7 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
 
 
 def _not_reported(ran: tuple[StepResult, ...]) -> Failed | None:
-    """Each step must have found what its step finds: without it, or with that of another step, nothing is proven."""
+    """Each result must have the findings of its own step. Otherwise nothing is proven."""
     silent = next((result.step for result in ran if not plans.is_reported(result)), None)
     why = "did not report what it must find"
     return failed(silent, Blame.SERVICE, f"{silent.value} {why}") if silent is not None else None
@@ -372,8 +372,8 @@ def _done(ran: tuple[StepResult, ...]) -> Done:
 def _too_little(done: Done, policy: Policy) -> Failed | None:
     """Clear and verify must each cover the share that the policy orders, of the larger memory size.
 
-    Of the scrub's own memory, ``forgiven_memory`` counts as covered. Only clear reports it: verify reads the memory
-    that clear wrote.
+    ``forgiven_memory``, a part of the scrub's own memory, counts as covered. Only clear reports it: verify reads the
+    memory that clear wrote.
     """
     allocatable, least = done.allocatable, policy.clear.min_coverage
     uncovered = done.clear.uncovered
@@ -433,7 +433,7 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
 
 
 def _measurements(job: Job, done: Done) -> Measurements:
-    """The measurements of a job that passed. Of two coverages the smaller one counts."""
+    """The measurements of a job that passed. The smaller of two coverages counts."""
     found = [result.findings for result in job.results]
     clears = [result for result in found if isinstance(result, Cleared)]
     named = (result.holders for result in found if isinstance(result, Evicted | InTheWay))
@@ -462,9 +462,9 @@ def _measurements(job: Job, done: Done) -> Measurements:
 
 
 def _searched(clears: list[Cleared]) -> int | None:
-    """How much was searched for what the last owner left; None: all that was covered.
+    """How much memory was searched for data of the last owner; None if it was all covered memory.
 
-    Where the last clear may have found the pattern of an earlier one, an earlier path of the job may have searched.
+    If the last clear may have found the pattern of an earlier clear, an earlier path of the job may have searched.
     """
     if clears[-1].searched_bytes != 0:
         return clears[-1].searched_bytes
@@ -472,7 +472,7 @@ def _searched(clears: list[Cleared]) -> int | None:
 
 
 def _read_last(job: Job) -> Vitals | None:
-    """The health that the last step read: every path ends with it."""
+    """The health that the last step read: every path ends with that step."""
     last = job.results[-1].findings
     return last.vitals if isinstance(last, HealthRead) else None
 

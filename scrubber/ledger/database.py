@@ -227,7 +227,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     [(mark,)], written = connection.execute("PRAGMA application_id"), version(connection)
     if written > VERSION:
         raise FatalError(
-            f"cannot open the ledger {path}: its schema is version {written}, this program knows up to {VERSION}",
+            f"cannot open the ledger {path}: its schema is version {written}, but this program knows only versions up "
+            f"to {VERSION}",
             "install the newer autoclave again. If that is impossible, drain the node and move the file away: its "
             "quarantines and owners are lost, and every GPU is scrubbed before its next use",
         )

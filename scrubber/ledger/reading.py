@@ -43,8 +43,8 @@ class LedgerFile:
             candidates = (*database.evidence(connection, seq, seq), *database.rows(connection, seq, seq))
             if not candidates or not seq <= size <= database.tree_of(connection).size:
                 raise FatalError(
-                    f"cannot prove row {seq} of the ledger {self.path} among {quantity(size, 'row')}: it does not have "
-                    "them",
+                    f"cannot prove that row {seq} is among the first {quantity(size, 'row')} of the ledger {self.path}:"
+                    " it does not have these rows",
                     "`autoclave ledger verify` checks it",
                 )
             return tree.include(connection, seq, size), candidates[0].hash

@@ -33,7 +33,7 @@ from scrubber.core.model import (
 from scrubber.core.record import Record
 from scrubber.core.repeated_uses import RepeatedUse
 
-AGAIN = "Autoclave tries the scrub again by itself"
+AGAIN = "Autoclave tries the scrub again"
 UNKNOWN = "the processes on it are not known"
 NO_PODS: Mapping[str, str] = MappingProxyType({})
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
@@ -194,7 +194,10 @@ def in_the_way(record: Record, facts: Facts, now: Moment, *, as_root: bool) -> t
         return facts.shortage or facts.held_up or UNKNOWN, *root, "`autoclave doctor` says what it lacks"
     if record.tenancy.container is not None and ownership.about_to_start(record.tenancy.owner, now):
         within = f"{ownership.STARTS_WITHIN:g} s"
-        return f"its container was let start less than {within} ago and is not there yet", f"wait {within}"
+        return (
+            f"the start of its container was admitted less than {within} ago, and the container is not there yet",
+            f"wait {within}",
+        )
     return ()
 
 
@@ -257,7 +260,7 @@ def advice(  # noqa: PLR0913 - all that is known
         owner = f"its owner {who}".rstrip()
         release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
         if first:  # until then the release would be refused
-            left = () if unseen else (f"if {owner} has ended, end what it has left",)
+            left = () if unseen else (f"if {owner} has ended, end the processes that it has left behind",)
             return (*by_sign, *foreign, *left, *first, f"then give it back: {release}")
         return (*by_sign, *foreign, f"if {owner} has ended: {release}")
     if unseen:
@@ -272,16 +275,16 @@ def _about(gpu: str, sentences: Iterable[str]) -> Iterator[str]:
 
 
 def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
-    """What to do about a step that does not get on, as ``advice`` gives it; nothing if it does."""
+    """What to do about a step that makes no progress, as ``advice`` gives it; nothing if it does."""
     if not job.stalled:
         return
     driver = "read what the driver has reported: `journalctl -k`"
     left = (job.step_limit or 0.0) - (job.step_seconds or 0.0)
     if left > 0:
-        yield f"{views.step_words(job.step)} does not get on: wait, Autoclave ends it in {left:.0f} s at the latest"
+        yield f"{views.step_words(job.step)} makes no progress: wait, Autoclave ends it within {left:.0f} s"
         yield f"if it happens again, {driver}"
     else:
-        yield f"{views.step_words(job.step)} does not get on, and its process does not end"
+        yield f"{views.step_words(job.step)} makes no progress, and its process does not end"
         yield driver
         yield "if a driver call hangs, drain and reboot the node"
 
@@ -307,10 +310,10 @@ def keeps_out(
 
     find = ["look for what starts it, such as a timer"]
     if node:
-        find = [f"let Linux note who opens it: `auditctl -w {node} -k autoclave`"]
-        find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
+        find = [f"let Linux record who opens it: `auditctl -w {node} -k autoclave`"]
+        find += ["read the records a minute later: `ausearch -k autoclave -i`"]
     for each in uses:
-        last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
+        last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU recently"
         if last is None and asked:
             yield f"a process that leaves before it can be looked at {did}: the lines `asked` below name it"
         elif last is None:
@@ -318,7 +321,7 @@ def keeps_out(
         elif last in users or last.container in pods:
             yield from (f"{named(last)} {did}", *ends([last], pods), *_if_monitor(pods.get(last.container or "")))
         else:
-            yield from (f"{named(last)} {did}, and does not run now", *find)
+            yield from (f"{named(last)} {did}, and is not running now", *find)
 
 
 def after_use(places: Mapping[str, str], gpu: str) -> Iterator[str]:
@@ -347,7 +350,7 @@ def _if_monitor(pod: str | None) -> Iterator[str]:
     """What lets a monitor in: the DaemonSet of one makes a new pod for each that is ended."""
     if pod is not None:
         namespace = pod.partition("/")[0]
-        yield f"if it is a monitor, and no tenant may create pods there: add {namespace} to evict.operator_namespaces"
+        yield f"if it is a monitor, and tenants cannot create pods there: add {namespace} to evict.operator_namespaces"
         yield f"if that monitor is not NVIDIA's, each use still costs a scrub: add {namespace}:PATH to evict.bystanders"
 
 

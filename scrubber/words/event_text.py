@@ -57,13 +57,13 @@ def tell(event: ev.Event) -> str:
         case ev.Granted(grant):
             return f"handed out{_to(grant)} (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
-            return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+            return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}) under policy observe: {why}"
         case ev.LetIn(pods):
             return f"its claim is reserved for {quantity(len(pods), 'pod')}{_listed(pods)}"
         case ev.Deferred():
             return "given to a pod whose containers wait until it is proven clean"
         case ev.PutInUse(Owner(crowded=True) as owner):
-            return f"in use by {_user(owner)}, and by another pod's container as well: unauthorised use"
+            return f"in use by {_user(owner)}, and also by another pod's container: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True) as owner):
             return f"in use by {_user(owner) if owner.pod else container}, which is unannounced"
         case ev.PutInUse(owner):
@@ -111,14 +111,16 @@ def tell(event: ev.Event) -> str:
         case ev.Quarantined(quarantine):
             return _quarantine(quarantine)
         case ev.ServiceStarted(version, cut_off):
-            before = "; its last run was cut off, so it may have been away since the row before" if cut_off else ""
+            before = "; its last run was interrupted, so it may not have run since the previous row" if cut_off else ""
             return f"the service started (version {version}){before}"
         case ev.ServiceStopped():
             return "the service was stopped"
         case ev.StoodStill(since, seconds, times, suspended):
             often = f" {times} times since {_time(since)}, together" if times > 1 else ""
-            asleep = f"; the machine was suspended for {suspended:.0f} s of it" if suspended else ""
-            return f"the service stood still{often} for {seconds:.0f} s, and answered nobody meanwhile{asleep}"
+            asleep = f"; the machine was suspended for {suspended:.0f} s of that time" if suspended else ""
+            return (
+                f"the service stood still{often} for {seconds:.0f} s, and answered no request during that time{asleep}"
+            )
         case ev.WritesFailed(since, until, why):
             span = f"for {until.uptime - since.uptime:.0f} s, from {_time(since)} to {_time(until)}"
             return f"the ledger could not be written {span}: {why}"
@@ -272,7 +274,7 @@ def _receipt(receipt: Receipt) -> str:
         units = f"{receipt.units_reached} of {quantity(receipt.units, 'unit')}"
         notes.append(f"shared memory and registers overwritten on {units}")
     if receipt.shared_unreached_bytes:
-        notes.append(f"{format_size(receipt.shared_unreached_bytes)} of them out of reach")
+        notes.append(f"{format_size(receipt.shared_unreached_bytes)} of shared memory out of reach")
     if receipt.units_left:
         notes.append(f"not overwritten on the chip: {', '.join(receipt.units_left)}")
     if receipt.tests:

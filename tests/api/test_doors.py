@@ -45,11 +45,11 @@ async def test_each_clean_device_is_granted_with_its_own_receipt(house):
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"exclusive": True, "owner": "both", "group": 4711, "pods": ["pod-1"]}, "was named, and pods as well"),
-        ({"exclusive": True, "pods": ["pod-1"]}, "no owner who keeps the devices"),  # nobody would give them back
-        ({"announced": True, "owner": "job"}, "without exclusive"),
-        ({"announced": True, "group": 4711}, "without exclusive"),
-        ({"announced": True, "pods": ["pod-1"]}, "without exclusive"),
+        ({"exclusive": True, "owner": "both", "group": 4711, "pods": ["pod-1"]}, "names both a control group and pods"),
+        ({"exclusive": True, "pods": ["pod-1"]}, "no owner that keeps the devices"),  # nobody would give them back
+        ({"announced": True, "owner": "job"}, "is not exclusive"),
+        ({"announced": True, "group": 4711}, "is not exclusive"),
+        ({"announced": True, "pods": ["pod-1"]}, "is not exclusive"),
     ],
 )
 async def test_a_request_is_of_one_kind(house, asked, why):

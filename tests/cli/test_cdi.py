@@ -11,7 +11,7 @@ from autoclave.cli.verbs import cdi
 from tests import host_root
 from tests.host_root import BY_UUID, HostRoot, specification
 
-SEE_IT_FAIL = "run `nvidia-ctk cdi generate` on the node to see it fail\n"
+SEE_IT_FAIL = "run `nvidia-ctk cdi generate` on the node and read its error\n"
 FLAGS = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
 pytestmark = host_root.takes_chroot
 

@@ -340,7 +340,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
         "995B of 1000B (99.50%) random and zero written and read back",
         "not covered: 3B own context, 2B unexplained",
         "1MiB of residue, the first at 0x1000",
-        "shared memory and registers overwritten on 132/132 units, 132KiB of them out of reach",
+        "shared memory and registers overwritten on 132/132 units, 132KiB of shared memory out of reach",
         "not overwritten on the chip: caches, tensor memory",
         "tested: address, arithmetic",
         "use counter: none: no fence guards it",

@@ -154,7 +154,7 @@ def test_a_key_counts_once_the_site_vouches_for_it(verify, files):
     (files / "node.json").write_text(endorsement.endorse(NODE.public_key, SITE))
     assert verify("--site-key", files / "site.pem", trusted="node.json").exit_code == 0
     alone, foreign = verify(trusted="node.json"), verify("--site-key", files / "other.pem", trusted="node.json")
-    assert "name the site's key with --site-key" in alone.stderr
+    assert "name the key of the site with --site-key" in alone.stderr
     assert "signature is wrong" in foreign.stderr
     (files / "node.json").write_text(endorsement.endorse(OTHER.public_key, SITE))
     wrong = verify("--site-key", files / "site.pem", trusted="node.json")

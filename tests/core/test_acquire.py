@@ -395,7 +395,7 @@ def test_the_doubt_of_another_program_ends_a_standing_proof(record, answer):
 
 
 SCRUBBING, SERVICE, TENANT = lives.SCRUBBING, Blame.SERVICE, Blame.TENANT
-NOT_ITS_OWN = "the device does not belong to this job any more"
+NOT_ITS_OWN = "the device no longer belongs to this job"
 VETOES = rows(
     ("nobody is on it", SCRUBBING, Step.CLEAR, facts(), None, None),
     ("W11 the job lost its device", live(SCRUBBING, ev.ScrubFailed("job-1", "x"), ev.ScrubStarted(lives.job(name="2"))),

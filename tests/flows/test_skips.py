@@ -111,7 +111,7 @@ async def test_an_explanation_names_who_keeps_a_gpu_out(build):
         advice = (await admin.explain(uuid)).advice
     await user.communicate(b"")
     assert f"(pid {user.pid}, user" in advice[0]
-    assert advice[0].endswith("has ended 2 proofs or scrubs of the GPU lately")
+    assert advice[0].endswith("has ended 2 proofs or scrubs of the GPU recently")
     assert f"`kill {user.pid}`" in advice[1]
 
 

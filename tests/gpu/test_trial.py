@@ -109,7 +109,7 @@ def test_a_gpu_that_is_cut_into_slices_is_left_alone(stage, large) -> None:
     stage.machine.gpu(0).cut([Slice("1g.18gb")])
     run = rehearse(stage, FILE, "-m", "gpu", **seen(stage, large))
     assert re.search(r"^\d+ skipped in ", run.stdout, re.MULTILINE), run.stdout
-    assert "is cut into slices" in run.stdout
+    assert "is divided into MIG slices" in run.stdout
 
 
 def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_path) -> None:

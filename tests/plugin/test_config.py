@@ -60,7 +60,7 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ({"kubelet_dir": Path("/etc/passwd/x")}, "kubelet directory /etc/passwd/x: not a directory"),
         (
             {"run_dir": Path("/" + "d" * 100)},
-            "115 bytes long and the kernel takes 107; give a shorter --run-dir",
+            "115 bytes long, and the kernel accepts at most 107; give a shorter --run-dir",
         ),
         ({"style": Style(cdi_kind="gpu")}, "cannot use CDI kind"),
         ({"style": Style(strategies=())}, "no device list strategy"),
@@ -72,7 +72,7 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ),
         (
             {"cluster": ReportChoice(node="n", nvsentinel_socket=Path("/" + "s" * 107))},
-            "108 bytes long .* give a shorter --nvsentinel-socket",
+            "108 bytes long, .* give a shorter --nvsentinel-socket",
         ),
         (
             {"cluster": ReportChoice(Reports.ON)},
@@ -121,6 +121,6 @@ def test_a_kubelet_directory_that_is_too_long_fails_first(good, short_tmp):
     deep = short_tmp / ("d" * 80)
     deep.mkdir()
     with pytest.raises(
-        FatalError, match=r"gpu-.{4}\.sock: it is .* bytes long and the kernel takes 107.*--kubelet-dir"
+        FatalError, match=r"gpu-.{4}\.sock: it is .* bytes long, and the kernel accepts at most 107.*--kubelet-dir"
     ):
         config.check(replace(good, kubelet_dir=deep))

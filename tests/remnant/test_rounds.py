@@ -217,7 +217,7 @@ def test_who_names_no_gpu_of_several_is_asked(bench) -> None:
     run = subprocess.run(command, cwd=ROOT, env=bench.variables, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (
         2,
-        "autoclave: cannot use a GPU: this machine has 8 GPUs: name one by --gpu\n",
+        "autoclave: cannot use a GPU: this machine has 8 GPUs: name one with --gpu\n",
     )
 
 
@@ -528,7 +528,7 @@ def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:
         (["--on", "kubernetes"], "--on kubernetes needs --image"),
         (["--on", "slurm", "--image", "a"], "--image has no effect with --on slurm"),
         (["--on", "kubernetes", "--image", "a", "--gpu", "0"], "its scheduler chooses the GPU"),
-        (["--on", "docker", "--image", "a", "--ending", "delete"], "possible are exit, kill, abort, stays"),
+        (["--on", "docker", "--image", "a", "--ending", "delete"], "choose one of exit, kill, abort, stays"),
         (["--runtime-class", "nvidia"], "--runtime-class has no effect with --on local"),
     ],
 )

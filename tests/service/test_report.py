@@ -117,7 +117,7 @@ async def test_a_clear_that_stalls_is_explained_with_advice(begin):
     explained = await reporter.explain(device)
     assert explained.device.job.still_seconds == pytest.approx(41.0, abs=0.5)
     assert explained.advice == (
-        "clear does not get on: wait, Autoclave ends it in 19 s at the latest",
+        "clear makes no progress: wait, Autoclave ends it within 19 s",
         "if it happens again, read what the driver has reported: `journalctl -k`",
     )
 

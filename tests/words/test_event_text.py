@@ -79,7 +79,8 @@ LIFE = [
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711; the device was reset; "
       "not covered: 3B own context, 2B unexplained; shared memory and registers overwritten on 132 of 132 units; "
-      "132KiB of them out of reach; not overwritten on the chip: caches, tensor memory; tested: address, arithmetic")),
+      "132KiB of shared memory out of reach; not overwritten on the chip: caches, tensor memory; "
+     "tested: address, arithmetic")),
     (ev.ScrubPassed("job-1", replace(RECEIPT, envelope=lives.ENVELOPE)),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; signed by 0123456789abcdef")),
@@ -97,14 +98,14 @@ LIFE = [
     (ev.Granted(replace(GRANT, until_release=True, owner="4711")),
      "handed out to 4711 (grant grant-1, receipt r-1), until it is released"),
     (ev.GrantedUnproven(replace(GRANT, owner="4711"), "not scrubbed"),
-     "handed out to 4711 WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
+     "handed out to 4711 WITHOUT PROOF (grant grant-1) under policy observe: not scrubbed"),
     (ev.LetIn(("pod-a", "pod-b")), "its claim is reserved for 2 pods: pod-a, pod-b"),
     (ev.LetIn(()), "its claim is reserved for 0 pods"),
     (ev.Deferred(), "given to a pod whose containers wait until it is proven clean"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
-     "in use by pod-a, and by another pod's container as well: unauthorised use"),
+     "in use by pod-a, and also by another pod's container: unauthorised use"),
     (ev.PutInUse(Owner(None, NOW, unannounced=True)), "in use by a process without a known container"),
     (ev.AilmentFound(lives.LOST),
      "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),
@@ -210,14 +211,16 @@ LIFE = [
      "what was known about its memory no longer holds: the node was rebooted"),
     (ev.ServiceStarted("0.1.0"), "the service started (version 0.1.0)"),
     (ev.ServiceStarted("0.1.0", cut_off=True),
-     "the service started (version 0.1.0); its last run was cut off, so it may have been away since the row before"),
+     ("the service started (version 0.1.0); its last run was interrupted, so it may not have run "
+      "since the previous row")),
     (ev.ServiceStopped(), "the service was stopped"),
-    (ev.StoodStill(AT_NIGHT, 26.7), "the service stood still for 27 s, and answered nobody meanwhile"),
+    (ev.StoodStill(AT_NIGHT, 26.7), "the service stood still for 27 s, and answered no request during that time"),
     (ev.StoodStill(AT_NIGHT, 300.0, suspended=298.0),
-     ("the service stood still for 300 s, and answered nobody meanwhile; the machine was suspended for 298 s of it")),
+     ("the service stood still for 300 s, and answered no request during that time; "
+     "the machine was suspended for 298 s of that time")),
     (ev.StoodStill(AT_NIGHT, 61.0, times=14),
-     ("the service stood still 14 times since 2026-11-27 02:10:03 UTC, together for 61 s, and answered nobody "
-      "meanwhile")),
+     ("the service stood still 14 times since 2026-11-27 02:10:03 UTC, together for 61 s, and answered no "
+      "request during that time")),
     (ev.WritesFailed(AT_NIGHT, Moment(AT_NIGHT.wall + 247, 247.0), "cannot write to the ledger: the disk is full"),
      ("the ledger could not be written for 247 s, from 2026-11-27 02:10:03 UTC to 2026-11-27 02:14:10 UTC: cannot "
       "write to the ledger: the disk is full")),

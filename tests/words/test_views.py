@@ -118,7 +118,7 @@ def test_a_job_shows_its_step_and_place_in_the_queue():
 def test_a_step_that_hangs_past_its_limit_needs_a_person():
     stalled = views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000, None, None, 61.0, 60.0, 41.0)
     [first, _, last] = device_status.advice_if_stalled(stalled)
-    assert first == "clear does not get on, and its process does not end"
+    assert first == "clear makes no progress, and its process does not end"
     assert "drain and reboot the node" in last
     assert [*device_status.advice_if_stalled(replace(stalled, still_seconds=None))] == []
 
@@ -182,14 +182,15 @@ def test_no_advice_ends_the_owner_for_another_process():
     advice = device_status.advice(live(lives.CLEAN, ev.Granted(grant)), holders=[TRAIN, HOST], others=[HOST])
     assert advice == (
         'the GPU was not given to "loop" (pid 8, no container)', 'end "loop" (pid 8): `kill 8`',
-        "if that does not help: `kill -9 8`", "if its owner 'job 7' has ended, end what it has left", *END,
+        "if that does not help: `kill -9 8`",
+        "if its owner 'job 7' has ended, end the processes that it has left behind", *END,
         "then give it back: `autoclave release 0 --owner 'job 7'`",
     )  # fmt: skip
 
 
-KEEPS = "has ended 17 proofs or scrubs of the GPU lately"
-LOOK = "let Linux note who opens it: `auditctl -w /dev/nvidia3 -k autoclave`"
-READ = "read the notes a minute later: `ausearch -k autoclave -i`"
+KEEPS = "has ended 17 proofs or scrubs of the GPU recently"
+LOOK = "let Linux record who opens it: `auditctl -w /dev/nvidia3 -k autoclave`"
+READ = "read the records a minute later: `ausearch -k autoclave -i`"
 HOST = Holder(8, 1.0, "loop", None)
 
 
@@ -199,13 +200,13 @@ HOST = Holder(8, 1.0, "loop", None)
         ("a pod", TRAIN, {}, {"pod-a": "team/a-0"},
          (f'"train" (pid 7, team/a-0) {KEEPS}',
           'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`',
-          "if it is a monitor, and no tenant may create pods there: add team to evict.operator_namespaces",
+          "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
           "if that monitor is not NVIDIA's, each use still costs a scrub: add team:PATH to evict.bystanders")),
         ("a process that runs", HOST, {HOST: "ann"}, {},
          (f'"loop" (pid 8, user ann, no container) {KEEPS}',
           'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
         ("one that has ended", HOST, {}, {},
-         (f'"loop" (pid 8, no container) {KEEPS}, and does not run now', LOOK, READ)),
+         (f'"loop" (pid 8, no container) {KEEPS}, and is not running now', LOOK, READ)),
         ("nobody that can be named", None, {}, {},
          (f"a process that leaves before it can be named {KEEPS}", LOOK, READ)),
     ),
@@ -253,7 +254,7 @@ def test_the_advice_names_the_owner_that_may_have_ended():
     acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
     assert device_status.advice(acquired) == ("if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`",)
     assert device_status.advice(acquired, holders=[TRAIN]) == (
-        "if its owner 'job 7' has ended, end what it has left",
+        "if its owner 'job 7' has ended, end the processes that it has left behind",
         *END,
         "then give it back: `autoclave release 0 --owner 'job 7'`",
     )
@@ -274,7 +275,10 @@ def test_the_advice_frees_a_device_whose_owner_was_never_seen():
 def test_the_advice_is_no_release_that_would_be_refused():
     awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
     facts = lives.facts(())
-    starts = "its container was let start less than 10 s ago and is not there yet", "wait 10 s"
+    starts = (
+        "the start of its container was admitted less than 10 s ago, and the container is not there yet",
+        "wait 10 s",
+    )
     assert device_status.in_the_way(awaited, facts, NOW, as_root=True) == starts
     later = replace(NOW, uptime=NOW.uptime + 10)
     assert device_status.in_the_way(awaited, facts, later, as_root=True) == ()
@@ -303,7 +307,7 @@ def test_the_advice_is_no_release_that_would_be_refused():
     ),
 )
 def test_the_advice_ends_who_blocks_a_scrub(holder, pods, end):
-    again = "Autoclave tries the scrub again by itself"
+    again = "Autoclave tries the scrub again"
     assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (*end, again)
     assert device_status.advice(lives.DIRTY, "no CuPy") == ("remove what blocks the scrub: no CuPy", again)
     assert device_status.advice(lives.SET_BACK) == (f"wait: {again}",)

@@ -194,7 +194,9 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     elif receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
-        beyond = f", {human.size(left)} of them out of reach" if (left := receipt.shared_unreached_bytes) else ""
+        beyond = (
+            f", {human.size(left)} of shared memory out of reach" if (left := receipt.shared_unreached_bytes) else ""
+        )
         units = f"{receipt.units_reached}/{quantity(receipt.units, 'unit')}"
         yield f"shared memory and registers overwritten on {units}{beyond}"
     if receipt.units_left:

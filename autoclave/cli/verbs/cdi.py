@@ -235,7 +235,7 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _refused(message: str) -> Refused:
-    return Refused(Reason.VENDOR, message, "run `nvidia-ctk cdi generate` on the node to see it fail")
+    return Refused(Reason.VENDOR, message, "run `nvidia-ctk cdi generate` on the node and read its error")
 
 
 def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) -> str:

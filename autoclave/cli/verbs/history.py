@@ -84,7 +84,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     if follow and which["until"]:
         raise click.UsageError("--follow and --until exclude each other")
     if follow and output not in {"table", "jsonl"}:
-        raise click.UsageError("--follow needs -o table or -o jsonl: a document has an end")
+        raise click.UsageError("--follow needs -o table or -o jsonl: a JSON document must end")
 
     async def ask(admin: admin_client.AdminClient) -> None:
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows

@@ -138,7 +138,7 @@ def _named_by(digest: str, state_dir: Path) -> str:
         if policy_model.digest(text) == digest:
             return json.dumps(json.loads(text), indent=2) if text.startswith("{") else text.rstrip()
     raise FatalError(
-        f"cannot show what {digest} names: no shipped policy has it, and {state_dir} does not keep it",
+        f"cannot show what {digest} names: no shipped policy has this digest, and {state_dir} has no file for it",
         "run this on the node that signed the receipt",
     )
 

@@ -99,7 +99,7 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")  # late: most verbs verify nothing
     if closing and path is None:
-        raise click.UsageError("--closing needs a PATH: no container has its closing receipt")
+        raise click.UsageError("--closing needs a PATH: a container does not have its own closing receipt")
     kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
     code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output, kind)
     return code

@@ -269,13 +269,13 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
     if "image" in TAKES[on] and not chosen["image"]:
         raise click.UsageError(f"--on {on.value} needs --image")
     if chosen["resource"] and chosen["claim_template"]:
-        raise click.UsageError("--resource has no effect with --claim-template: a pod has one of them")
+        raise click.UsageError("--resource has no effect with --claim-template: a pod uses only one of them")
     if (program := PROGRAMS.get(on)) and shutil.which(program) is None:
         raise FatalError(f"cannot start containers: there is no program {program} here")
     launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
     for how in set(chosen["ending"]) - set(launcher.endings):
         possible = ", ".join(each.value for each in launcher.endings)
-        raise click.UsageError(f"--ending {how.value} is not possible with --on {on.value}; possible are {possible}")
+        raise click.UsageError(f"--ending {how.value} is not possible with --on {on.value}; choose one of {possible}")
     try:
         expect_rights(launcher)
     except ContainerFailed as error:

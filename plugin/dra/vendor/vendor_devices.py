@@ -1,7 +1,8 @@
 """The devices of another vendor's DRA driver, which runs unchanged, behind this program.
 
-The vendor's driver publishes the ResourceSlices and prepares the containers. Before it hears of a claim, the devices of
-the claim are taken, proven clean. After it has answered, the answer is checked: no container may get another device.
+The vendor's driver publishes the ResourceSlices and prepares the containers. Before that driver gets a claim, the scrub
+service hands out the devices of the claim, proven clean. After it has answered, the answer is checked: no container may
+get another device.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PAUSE = 1.0  # seconds between two looks at the slices
 
 
 class VendorService:
-    """The calls to the vendor's driver. What this program does not know in a message is kept."""
+    """The calls to the vendor's driver. Unknown parts of a message are kept."""
 
     def __init__(self, channel: grpc.aio.Channel, driver: str, versions: Sequence[str]) -> None:
         """``versions``: of the calls, as the vendor's driver names them; one of them is in ``SERVED``."""
@@ -47,13 +48,13 @@ class VendorService:
         self._service = f"/k8s.io.kubelet.pkg.apis.dra.{next(version for version in versions if version in SERVED)}"
 
     async def prepare(self, claim: wire.Claim, until: float) -> wire.NodePrepareResourceResponse:
-        """What the vendor's driver answers for this claim; NotReady without an answer."""
+        """What the vendor's driver answers for this claim. Raises NotReady without an answer."""
         request = wire.NodePrepareResourcesRequest(claims=[claim])
         answer = await self._call("NodePrepareResources", request, wire.NodePrepareResourcesResponse, until)
         return answer.claims[claim.uid]
 
     async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:
-        """The same, at the end of the claim."""
+        """What the vendor's driver answers at the end of the claim. Raises NotReady without an answer."""
         request = wire.NodeUnprepareResourcesRequest(claims=[claim])
         answer = await self._call("NodeUnprepareResources", request, wire.NodeUnprepareResourcesResponse, until)
         return answer.claims[claim.uid]
@@ -110,15 +111,15 @@ class VendorDevices:
     async def prepare(
         self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
     ) -> wire.NodePrepareResourceResponse:
-        """The vendor's answer as it is, if it gives away no other device."""
+        """The vendor's answer, unchanged, if it does not give away another device."""
         for allocated, device in devices.items():
             listed = self._listed.get((allocated.pool, allocated.name))
             if listed is None or (why := resource_slices.disagreement(listed, device)):
-                raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any more")
+                raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any longer")
         answer = await self._service.prepare(claim, until)
         reported = self._listing.current()
         if reported is None:
-            raise NotReady(Reason.UNREACHABLE, "the scrub service does not answer any more", "the kubelet tries again")
+            raise NotReady(Reason.UNREACHABLE, "the scrub service no longer answers", "the kubelet tries again")
         if not answer.error:
             cdi_ids = [cdi_id for device in answer.devices for cdi_id in device.cdi_device_ids]
             await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), reported)
@@ -148,7 +149,7 @@ class VendorDevices:
 
 
 def health_handler(channel: grpc.aio.Channel, versions: Collection[str]) -> grpc.RpcMethodHandler[Any, Any] | None:
-    """Hands on the health that the vendor's driver reports, as it is; None if it reports none."""
+    """Passes on the health that the vendor's driver reports, unchanged; None if the driver reports none."""
     service = next((health for health in HEALTHS if health in versions), None)
     if service is None:
         return None

@@ -105,11 +105,11 @@ class NvidiaGpu:
     def _demand_sound(self, done: Tested, units: int, before: tuple[Vitals, vitals.Repairs]) -> Tested:
         """Raise DeviceError for faults that the self-test itself does not see. Returns it with what was repaired."""
         if done.units != units:
-            ran = f"{done.units} of {units} multiprocessors came to compute"
+            ran = f"only {done.units} of {units} multiprocessors computed"
             raise DeviceError(f"cannot test {self._place.uuid}: {ran}")
         (was, had), (now, has) = before, self._signs_of_wear()
         if fault := vitals.worsened(was, now):
-            raise DeviceError(f"cannot trust {self._place.uuid}: {fault} while it was tested")
+            raise DeviceError(f"cannot trust {self._place.uuid}: {fault} during its test")
         return replace(done, repaired=has.since(had))
 
     def _signs_of_wear(self) -> tuple[Vitals, vitals.Repairs]:
@@ -203,7 +203,7 @@ class NvidiaGpu:
         with self._library.session() as session:
             if self._place.uuid in slices.uuids(slices.layout(session, parent)):
                 return
-        why = f"it did not come back with its GPU: lay the slices of {parent} out again"
+        why = f"it did not come back with its GPU: create the slices of {parent} again"
         raise DeviceLostError(f"cannot reset {self._place.uuid}: {why}")
 
     def _first(self, session: Session) -> StoredSettings:

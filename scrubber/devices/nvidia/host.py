@@ -145,4 +145,4 @@ class Host:
 
 def _not_loaded(error: OSError | UnicodeDecodeError) -> DeviceError:
     why = f"{error.filename}: {str(error.strerror).lower()}" if isinstance(error, OSError) else error
-    return DeviceError(f"cannot find the NVIDIA driver: {why}; load it, or look at the kernel log for why it is not")
+    return DeviceError(f"cannot find the NVIDIA driver: {why}; load it, or read in the kernel log why it is not loaded")

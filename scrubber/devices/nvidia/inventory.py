@@ -94,10 +94,10 @@ class Inventory:
     def seen(self, uuid: str) -> Seen:
         """A device as last seen, without asking the driver. DeviceError if never seen by this driver instance."""
         if uuid not in self._known:
-            raise DeviceError(f"cannot find {uuid}: no NVIDIA GPU or MIG slice of that name was seen here")
+            raise DeviceError(f"cannot find {uuid}: no NVIDIA GPU or MIG slice with that name was seen here")
         last = self._known[uuid]
         if last.driver != self._host.driver_instance():
-            raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded again since it was seen")
+            raise DeviceError(f"cannot tell where {uuid} is: the driver was reloaded after it was seen")
         return last
 
     def gpu_of(self, uuid: str) -> str | None:

@@ -203,7 +203,7 @@ def lay_out(session: Session, gpu: str, target: Layout) -> None:
                 instance = session.ask(create, device, one.profile, place)
             _create_parts(session, instance, absent)
     if missing := sorted(uuids(target) - uuids(layout(session, gpu))):
-        raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
+        raise DeviceError(f"{', '.join(missing)} did not come back: create the slices of {gpu} again")
 
 
 def _without_parts(session: Session, device: Handle, one: Instance) -> Handle | None:

@@ -113,5 +113,5 @@ def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:
 @pytest.mark.usefixtures("cut")
 def test_slices_recreated_with_other_ids_are_an_error(rig) -> None:
     rig.machine.set({"smi.then.mig_salt": "other"})
-    with pytest.raises(DeviceError, match=r"cannot reset: its slices did not come back: .* lay the slices of GPU-"):
+    with pytest.raises(DeviceError, match=r"cannot reset: its slices did not come back: .* create the slices of GPU-"):
         reset.reset(target(rig))

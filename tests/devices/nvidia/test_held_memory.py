@@ -201,7 +201,7 @@ def test_nvml_is_closed_while_memory_is_worked_on(one, rig):
 
 def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, unreached=[2])
-    with pytest.raises(DeviceError, match="3 of 4 multiprocessors came to compute"):
+    with pytest.raises(DeviceError, match="3 of 4 multiprocessors computed"):
         one.selftest(KEY, 6.0, nothing)
 
 
@@ -251,7 +251,7 @@ def counted(rig, monkeypatch) -> dict[str, int]:
 
 def test_an_error_counted_during_the_self_test_fails_it(one, counted):
     counted["ecc.total.1.0"] = 3
-    with pytest.raises(DeviceError, match=r"it counted 3 new uncorrectable memory errors while it was tested"):
+    with pytest.raises(DeviceError, match=r"it counted 3 new uncorrectable memory errors during its test"):
         one.selftest(KEY, 6.0, nothing)
 
 
