@@ -1,9 +1,9 @@
-"""The kubelet's five calls for one resource, such as Allocate: decoded, asked of the scrub service, answered.
+"""Answers the kubelet's five calls for one resource, such as Allocate: it decodes the call, and asks the service.
 
 The kubelet treats the errors of each call differently. An error of Allocate is final: the pod fails. After an error of
 PreStartContainer the container waits and the kubelet tries again every few seconds, so every refusal there except an
-invalid request is UNAVAILABLE. An error of GetPreferredAllocation would fail the pod for a preference, so there is no
-such error.
+invalid request is UNAVAILABLE. An error of GetPreferredAllocation would fail the pod because of a preference, so that
+call never returns an error.
 """
 
 # ruff: noqa: ARG002, N802 - the proto names the methods and their parameters
@@ -46,18 +46,21 @@ class Responses(Protocol[P]):
     """How the containers get the devices that the service hands out."""
 
     async def prepare(self, groups: Sequence[Sequence[Device]]) -> P:
-        """Prepare these devices of each container before they are acquired. An error: no device is acquired."""
+        """Do what is possible before these devices of each container are acquired.
+
+        After an error, no device is acquired.
+        """
 
     async def complete(
         self, prepared: P, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
     ) -> wire.AllocateResponse:
-        """The answer, after the service has handed them out. Before an error, the devices are given back."""
+        """The answer, after the service has handed the devices out. If this raises, they are given back first."""
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
-        """What is left to do before a container starts, after the service has agreed."""
+        """Do what is necessary before a container starts, after the service has agreed."""
 
     async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> Sequence[str]:
-        """The devices that the kubelet should take; none: it chooses."""
+        """The devices that the kubelet should take; none if the kubelet should choose."""
 
 
 class OwnResponses:
@@ -123,7 +126,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: wire.PreferredAllocationRequest, context: Context
     ) -> wire.PreferredAllocationResponse:
-        """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
+        """The preferred devices by the last list. If the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
         shown = self._listing.shown(self._resource)
         with self._in_flight.one():

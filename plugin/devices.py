@@ -13,7 +13,7 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"  # in the kubelet's words
 
 
 class MigStrategy(Enum):
-    """How MIG devices are offered: not at all, under the name of whole GPUs, or each profile under its own name."""
+    """How MIG devices are offered: not at all, under the name of whole GPUs, or under a name for each profile."""
 
     NONE = "none"
     SINGLE = "single"

@@ -1,8 +1,8 @@
 """Asks the scrub service to acquire and start the kubelet's devices, and waits while it restarts or scrubs.
 
-Every failure is one of ``ground.errors``, and each one refuses. Exception: where the fence holds the
-containers until the proof, a service that is away or busy fails no pod. Requests are repeated only while the service
-restarts. Otherwise the service has already used the time that the policy allows.
+Every failure is one of ``ground.errors``, and each one refuses. Exception: if the fence holds the containers until the
+proof, a service that is away or busy does not fail a pod. Requests are repeated only while the service restarts.
+Otherwise the service has already used the time that the policy allows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Hooks:
         self._listing = listing
 
     def find(self, resource: str, groups: Sequence[Sequence[str]]) -> list[list[Device]]:
-        """The devices of a request, container by container, or InvalidRequest."""
+        """The devices of a request, for each container. Raises InvalidRequest if one is not known."""
         if not groups or not all(groups):
             raise InvalidRequest("no device was named")
         # The service checks the same limits for every caller of its socket. It never sees the request of containers
@@ -55,7 +55,9 @@ class Hooks:
         return [[shown[name] for name in group] for group in groups]
 
     async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> tuple[GrantedDevice, ...]:
-        """Hand out all of these devices to a new tenant, or raise; no grants where its containers wait for the service.
+        """Hand out all of these devices to a new tenant, or raise.
+
+        Returns no grants if the containers wait for the service.
 
         ``op`` is the id of the operation in the logs of plugin and service. Before a refusal is raised, the kubelet
         sees it in the list.
@@ -86,7 +88,8 @@ class Hooks:
         """Hand out devices whose containers the fence holds until the proof.
 
         A service that is away or busy does not fail the pod: there are no grants, and the containers wait for it.
-        None if the service answers that the devices are not free now: then it no longer knows that containers wait.
+        Returns None if the service answers that the devices are not free now: then it no longer knows that containers
+        wait.
         """
         try:
             return await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
@@ -99,7 +102,7 @@ class Hooks:
     async def _asked(self, ask: Callable[[float], Awaitable[A]], within: float, restarts: float) -> A:
         """Ask, and ask again while the service restarts. ``ask`` gets the seconds that are left of ``within``.
 
-        ``restarts``: for how many seconds a service that restarts is waited for.
+        ``restarts``: how many seconds to wait for a service that restarts.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -114,13 +117,15 @@ class Hooks:
                 await self._scrubber.reachable(left)
 
     async def give_back(self, ids: Sequence[str]) -> None:
-        """Give back devices that were acquired, and that no container got."""
+        """Give back devices that were acquired, but that no container got."""
         await self._scrubber.release(ids)
 
     async def start(self, devices: Sequence[Device], left: float | None, op: str = "") -> None:
-        """Return if a container may start on these devices, or raise. ``left``: for how many seconds the kubelet waits.
+        """Return if a container may start on these devices; raise otherwise.
 
-        A service that does not answer changes nothing in the list here: the kubelet tries the start again.
+        ``left``: for how many seconds the kubelet waits.
+
+        A service that does not answer does not change the list here: the kubelet tries the start again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
         ids = [device.uuid for device in devices]

@@ -3,9 +3,10 @@
 Rules that the kubelet requires:
 
 * A device that was listed once stays in the list: the kubelet fails if a device vanishes while it allocates the
-  device. A device that the service does not list any more is unhealthy. A device that was replaced before this process
+  device. A device that the service no longer lists is unhealthy. A device that was replaced before this process
   started, such as a MIG device of an older layout, is never listed.
-* Every list is complete, and each ListAndWatch stream gets all lists: a second stream takes nothing from the first.
+* Every list is complete, and each ListAndWatch stream gets all lists: a second stream does not take lists from the
+  first.
 
 Rules that safety requires:
 
@@ -76,7 +77,7 @@ class Listing:
         return frozenset(resource for resource, _ in self._known)
 
     def shown(self, resource: str) -> Shown:
-        """The list of a resource as the kubelet may see it now, in the order of the node."""
+        """The list of a resource as the kubelet should see it now, in the order of the node."""
         if resource not in self._shown:  # cached until the next change: every call of the kubelet reads it
             devices = [device for (name, _), device in self._known.items() if name == resource]
             devices.sort(key=lambda device: (device.index, device.uuid))
@@ -95,7 +96,7 @@ class Listing:
         return self.resources() - known
 
     def current(self) -> Shown | None:
-        """Every device of every resource; None while no list of the service is valid."""
+        """Every device of every resource; None while the service's list is not valid."""
         return tuple(self._known.values()) if self._stored is not None and not self._expired else None
 
     def on_node(self) -> tuple[ReportedDevice, ...]:
@@ -103,7 +104,7 @@ class Listing:
         return self._stored or ()
 
     def silence_reason(self) -> str:
-        """Why no list of the service is valid; empty while one is."""
+        """Why the service's list is not valid; empty while it is valid."""
         return "" if self.current() is not None else self._warned or "it has not answered"
 
     def is_followed(self, resource: str) -> bool:
@@ -164,9 +165,9 @@ class Listing:
             self._message_timeout.reschedule(asyncio.get_running_loop().time())
 
     def begin_with(self, reported: ReportedDevices) -> None:
-        """Show the list that the service has left, until the service answers or that list expires.
+        """Show the list that an earlier service left, until the service answers or that list expires.
 
-        Only where the fence holds all containers until the proof: elsewhere the service has to answer first.
+        This is done only if the fence holds all containers until the proof: otherwise the service must answer first.
         """
         if reported.devices and all(device.waits for device in reported.devices):
             logger.info("showing the last list of the service", valid_seconds=round(reported.silence_seconds, 1))
@@ -175,7 +176,7 @@ class Listing:
             self._expire_after(self._silence)
 
     async def follow(self) -> None:
-        """Keep the lists up to date until cancelled, also while the service does not answer."""
+        """Keep the lists up to date until cancelled, even while the service does not answer."""
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(AutoclaveError), wait=PAUSES, before_sleep=self._failed_attempt
         )

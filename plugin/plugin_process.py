@@ -1,7 +1,7 @@
 """Builds the plugin and runs its tasks: listing, registrations, vendors, cluster reports, metrics.
 
-The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for. Only the
-kubelet's directory is waited for earlier: where there is none, there is no kubelet, and no probe.
+The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for. The program
+waits only for the kubelet's directory before that: without the directory there is no kubelet, and no probe.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
 
 
 def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, VendorDirectory | None]:
-    """The lists of devices; with a directory for a vendor's plugin, that plugin says which devices are offered."""
+    """The lists of devices. With a directory for a vendor's plugin, that plugin decides which devices are offered."""
     if chosen.vendor_dir is None:
         return Listing(scrubber, own_devices(chosen.resource_prefix, chosen.mig_strategy)), None
     offer = VendorOffer()

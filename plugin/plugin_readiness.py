@@ -12,7 +12,7 @@ LONGEST = 300  # characters of a reason, which may quote an error of another pro
 
 
 class Readiness:
-    """What prevents a program of the kubelet's side from its work."""
+    """What prevents a program that serves the kubelet from its work."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
@@ -25,7 +25,7 @@ class Readiness:
     def _obstacles(self) -> Iterator[str]: ...
 
     def _without_devices(self, *, offers: bool = True) -> Iterator[str]:
-        """Why the scrub service gives no device to offer. ``offers``: whether there should be one by now."""
+        """Why the scrub service has no device to offer. ``offers``: whether there should be one by now."""
         if reason := self._listing.silence_reason():
             yield f"the scrub service does not answer: {reason}"
         elif offers and not self._listing.resources():
@@ -33,7 +33,7 @@ class Readiness:
 
 
 class Registrations(Protocol):
-    """What the plugin knows of itself and of others in the kubelet's directory."""
+    """What the plugin knows about itself and about others in the kubelet's directory."""
 
     standby: bool  # another plugin of this node is registered, and this one waits for its end
     rival: str  # the socket of another plugin in the kubelet's directory
@@ -53,7 +53,7 @@ class Vendors(Protocol):
 
 
 class PluginReadiness(Readiness):
-    """Of the device plugin."""
+    """The readiness of the device plugin."""
 
     def __init__(self, listing: Listing, registrations: Registrations, vendors: Vendors | None = None) -> None:
         """``vendors``: the plugins in front of which this one stands."""

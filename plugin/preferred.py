@@ -11,7 +11,7 @@ Only the last class that is used leaves a choice. The choice follows these rules
 4. then the lower index.
 
 An island or node is a further one if no device on it is chosen yet, neither in an earlier class nor by the request.
-The fewest islands need no search: take the largest island again and again, until one island can hold the rest. NUMA
+The fewest islands need no search: take the largest remaining island until one island can hold the rest. NUMA
 nodes are searched, small sets before large sets, for a set that needs no more islands than all nodes together. The
 search is bounded (`MOST_NODES`, `MOST_SETS`); if it finds no set, all nodes are allowed.
 """
@@ -75,7 +75,7 @@ def _nearest(choices: Sequence[Device], chosen: Sequence[Device], missing: int) 
 
 
 def _sizes(cells: Cells, nodes: Nodes) -> dict[str, int]:
-    """Number of devices of each island on these nodes."""
+    """The number of devices of each island on these nodes."""
     sizes: dict[str, int] = {}
     for (island, node), count in cells.items():
         if node in nodes:

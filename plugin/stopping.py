@@ -1,6 +1,7 @@
-"""Runs a program's tasks until a signal stops it. Calls of the kubelet that have begun are answered first.
+"""Runs a program's tasks until a signal stops it.
 
-Nothing delays the end of the program: neither calls that take too long, nor look-ups of names.
+Calls of the kubelet that have begun are answered first. Neither calls that take too long nor name look-ups delay the
+end of the program.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class InFlight(Changed):
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A call is being answered within the context."""
+        """Count a call as being answered while this context is open."""
         self.calls += 1
         self._begun += 1
         try:
@@ -153,4 +154,4 @@ class DaemonThreadExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base class has it
-        """Wait for no thread."""
+        """Return without waiting for a thread."""

@@ -15,7 +15,7 @@ NAMESPACE = "default"  # of Events about objects without a namespace
 def condition(condition: Condition, checkpoint: str = "") -> dict[str, Any]:
     """A strategic merge patch of the Node's status: it changes only the condition of our type.
 
-    ``checkpoint``: the annotation that goes with it; empty: none. The API server takes annotations with a status.
+    ``checkpoint``: the annotation to set with it; empty for none. The API server accepts annotations with a status.
     """
     return ({"metadata": {"annotations": {public_names.CHECKPOINT: checkpoint}}} if checkpoint else {}) | {
         "status": {

@@ -238,7 +238,7 @@ def _is_event(error: httpx2.HTTPStatusError) -> bool:
 
 
 def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
-    """In seconds; the API server never sends a date."""
+    """The pause in seconds. The API server never sends a date."""
     seconds = "" if _is_event(error) else error.response.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdecimal() else None
 

@@ -17,7 +17,7 @@ class Unusable(Exception):
 def find(choice: ReportChoice, environment: Mapping[str, str]) -> Path | None:
     """The credentials to use: the directory of the pod's service account, or a kubeconfig file.
 
-    KUBECONFIG counts only with reports ``on``: a user's shell may name another cluster.
+    KUBECONFIG counts only if reports are ``on``, because a user's shell may name another cluster.
     """
     service = all(environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     if service and _may_exist(choice.service_account / "token"):

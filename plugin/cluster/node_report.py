@@ -1,9 +1,9 @@
 """The condition and the Events that a node reports about its devices, and the outbox of those that wait. Pure.
 
-A device has failed when the scrub service says that it is sick or quarantined, or does not list it any more. A device
+A device has failed when the scrub service says that it is sick or quarantined, or no longer lists it. A device
 that is only unhealthy, because it waits for a scrub or is scrubbed, fails after ``NOT_READY_AFTER``: a node must not
 look sick between two pods. A device that was replaced is named, but does not count: a repair must not leave the node
-sick for ever. A device that is gone without a replacement counts.
+sick forever. A device that is gone without a replacement counts.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def after_silence(reports: DeviceReports) -> dict[str, DeviceReport]:
 
 
 def next_change(reports: DeviceReports, now: float) -> float | None:
-    """Seconds until a report may change by time alone."""
+    """The seconds until a report may change without a new observation."""
     starts = (each.unhealthy_since for each in reports.values() if each.failure is None)
     return min((max(0.0, since + NOT_READY_AFTER - now) for since in starts if since is not None), default=None)
 
@@ -186,7 +186,7 @@ def _node_event(before: DeviceReport | None, after: DeviceReport) -> NodeEvent |
 
 
 def condition_content(reports: DeviceReports | None) -> ConditionContent:
-    """The content of the condition; None: the scrub service does not answer."""
+    """The content of the condition. ``None`` reports: the scrub service does not answer."""
     if reports is None:
         return SILENT
     counted = _counted(reports)
@@ -225,7 +225,7 @@ def condition(present: Condition | None, content: ConditionContent, since: float
 
 
 def due(present: Condition | None, content: ConditionContent, now: float, every: float) -> float:
-    """Seconds until the condition has to be written again: 0 if its content differs."""
+    """The seconds until the condition must be written again: 0 if its content differs."""
     if present is None or present.content != content:
         return 0.0
     age = now - present.heartbeat
@@ -292,7 +292,7 @@ class Outbox:
         return next(iter(self._waiting.values()), None)
 
     def sent(self, event: PendingEvent) -> None:
-        """The API server has this event; a repetition since then still has to be sent."""
+        """The API server has this event. A repetition since then must still be sent."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting is not event}
 
     def waiting(self) -> int:

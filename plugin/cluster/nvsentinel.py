@@ -1,8 +1,8 @@
 """Reports quarantines and recoveries to NVSentinel, as health events for the platform connector of this node.
 
-The state of each device is sent, not its changes: once over each connection, so that a restart of either side loses
-nothing. Nothing is sent about a device that is only being scrubbed, and nothing while the scrub service does not
-answer. This module is imported only if an operator names the socket of the connector.
+It sends the state of each device instead of the changes. The state is sent once over each connection, so that a restart
+of either side loses nothing. Nothing is sent about a device that is only being scrubbed, and nothing while the scrub
+service does not answer. This module is imported only if an operator names the socket of the connector.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 def health_event(device: ReportedDevice, node: str, *, remediate: bool) -> wire.HealthEvent | None:
-    """The state of a device, without the time; None for a device that is neither sick nor well."""
+    """The state of a device, without the time; None for a device that is neither sick nor healthy."""
     sick = bool(device.reason) and not device.replaced  # a replaced device must not keep its node out for ever
     if not (sick or device.healthy or device.replaced):
         return None

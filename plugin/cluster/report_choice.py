@@ -18,7 +18,7 @@ class Reports(Enum):
 
 
 class NvsentinelAction(Enum):
-    """What NVSentinel may do about what it is told: only keep it, or cordon, drain and repair the node."""
+    """What NVSentinel may do with a report: only keep it, or cordon, drain and repair the node."""
 
     NONE = "none"
     REMEDIATE = "remediate"

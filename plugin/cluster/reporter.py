@@ -1,7 +1,7 @@
 """Sends the reports about devices (condition, Events, NVSentinel) as long as the plugin runs.
 
 Two loops, each with its own pauses, write the condition and the Events. A failure of one loop does not delay the other.
-Of the condition only the latest state is written; Events wait in a bounded outbox. No call of the kubelet waits for a
+Only the latest state of the condition is written; Events wait in a bounded outbox. No call of the kubelet waits for a
 report, and no failure here stops the plugin. ``make_reporter`` decides before the plugin serves whether it reports at
 all.
 """
@@ -209,7 +209,7 @@ def connect(path: Path, node: str, within: float) -> ApiServer:
 
 
 def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
-    """A reporter that is ready to run; None without reports or without credentials."""
+    """A reporter that is ready to run; None if there are no reports or no credentials."""
     if choice.reports is Reports.OFF:
         return None
     path = credentials.find(choice, os.environ)
@@ -230,7 +230,7 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
 
 
 def make_health_events(choice: ReportChoice) -> HealthEvents | None:
-    """What reports to NVSentinel, ready to run; None if no socket is named: then its module is not loaded."""
+    """The reporter to NVSentinel, ready to run. None if no socket is named: then its module is not loaded."""
     if choice.nvsentinel_socket is None:
         return None
     module, remediate = importlib.import_module(_NVSENTINEL), choice.nvsentinel_action is NvsentinelAction.REMEDIATE

@@ -1,8 +1,9 @@
 """Takes a claim's devices from the scrub service, gives them back, and waits until the listing shows it.
 
 Rule 1: a claim gets all of its devices or none.
-Rule 2: a device that another claim has is not taken, not even if that claim was deleted: its pod may still run.
-Rule 3: the same call has the same result after a restart of this process or the service: each call asks the service.
+Rule 2: a device of another claim is not taken, even if that claim was deleted, because its pod may still be running.
+Rule 3: a repeated call has the same result after a restart of this process or of the service, because each call asks
+the service.
         The list that the service sends may be older than its ledger, so it never says that a claim has a device.
 """
 
@@ -44,8 +45,8 @@ class ClaimDevices:
     ) -> tuple[dict[str, Device], dict[str, GrantedDevice]]:
         """The devices with these names, proven clean and taken for this claim, and their grants by UUID.
 
-        They are open to these pods of the claim and to nobody else. A claim that has them already keeps its grants. An
-        error takes none. ``deadline``: the time of the event loop at which the answer must be there.
+        Only these pods of the claim can open them. A claim that already has the devices keeps its grants. After an
+        error, no device is taken. ``deadline``: the time of the event loop at which the answer must be there.
         """
         clock = asyncio.get_running_loop().time
         held_deadline = min(deadline, clock() + HELD_WITHIN)
@@ -89,7 +90,7 @@ class ClaimDevices:
                 return released
 
     async def until_clean(self, claim: str, uuids: Collection[str], within: float) -> bool:
-        """Wait until each of these devices is clean, or out of service. False: one is not, after ``within`` seconds."""
+        """Wait until each of these devices is clean or out of service. False if one is not after ``within`` seconds."""
         try:
             async with asyncio.timeout(within):
                 await self._listing.until(lambda: self._settled(claim, uuids))
@@ -121,7 +122,7 @@ class ClaimDevices:
                 )
 
     def _settled(self, claim: str, uuids: Collection[str]) -> bool:
-        """Whether no device of the claim is on the way to be clean; the list may still show the claim."""
+        """Whether no device of the claim is about to become clean; the list may still show the claim."""
         devices = self._listing.current()
         return devices is not None and all(
             device.clean or device.quarantined or device.gone or device.replaced or device.owner not in ("", claim)
@@ -130,14 +131,14 @@ class ClaimDevices:
         )
 
     async def _change(self, before: Sequence[Device] | None, within: float) -> None:
-        """Return when a device changes, at the latest after ``within`` seconds."""
+        """Return when a device changes, or after ``within`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._listing.until_differs(tuple(before) if before is not None else None)
 
 
 def _not_of_another(devices: Iterable[Device], claim: str) -> list[str]:
-    """The UUIDs, or NotReady if another claim has one of the devices. The text does not name that claim."""
+    """The UUIDs. Raises NotReady if another claim has one of the devices; the text does not name that claim."""
     listed = list(devices)
     if taken := [device.uuid for device in listed if device.owner not in ("", claim)]:
         raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim", "the kubelet tries again")

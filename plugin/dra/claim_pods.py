@@ -1,8 +1,9 @@
 """Tells the scrub service which pods each claim of this node is reserved for, whenever that changes.
 
-The kubelet prepares a claim once, for its first pod. Another pod of the claim comes without a call. But the scheduler
-writes it into the claim before it binds the pod to the node. So each claim that has a device is watched, and so is one
-that an earlier process has prepared. While the API server does not answer, no pod comes, and the last list stands.
+The kubelet prepares a claim once, for its first pod, and makes no call for another pod of the claim. But the scheduler
+writes each pod into the claim before it binds the pod to the node. So this program watches each claim that has a
+device, and each claim that an earlier process has prepared. While the API server does not answer, no pod can be added,
+and the last list stays valid.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ClaimPods:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, uid: str) -> asyncio.Lock:
-        """Held while a claim is read and what it says is told: otherwise an older list could replace a newer one."""
+        """Held while a claim is read and its pods are reported: otherwise an older list could replace a newer one."""
         return self._locks.setdefault(uid, asyncio.Lock())
 
     async def read(self, namespace: str, name: str) -> Mapping[str, Any]:
@@ -55,7 +56,7 @@ class ClaimPods:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 shown = self._listing.current()
-                if shown is not None:  # a service that does not answer has not let go of its claims
+                if shown is not None:  # a service that does not answer still has its claims
                     owners = {device.owner for device in shown} - {""}
                     for uid in followed.keys() - owners:
                         followed.pop(uid).cancel()
@@ -66,7 +67,7 @@ class ClaimPods:
                 await self._listing.until_differs(shown)
 
     async def _follow(self, uid: str) -> None:
-        """Tell the service about a claim until cancelled. Returns if the owner is no claim."""
+        """Tell the service about a claim until cancelled. Returns if the owner is not a claim."""
         sent: tuple[str, ...] | None = None
         warned, pause = "", PAUSES[0]
         while True:

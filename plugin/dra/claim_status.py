@@ -1,4 +1,4 @@
-"""Writes into the status of claims which proof their devices were handed out on. Nothing waits for it.
+"""Writes the proofs of a claim's devices into the status of the claim. Nothing waits for it.
 
 The API server keeps the status of a device as long as the device is allocated to the claim, and refuses a status of
 other devices. A status for another claim of the same name would be wrong, so each write names the UID of the claim.
@@ -48,7 +48,7 @@ class ClaimStatusWriter:
         self._kept = True  # whether the API server keeps the status of devices
 
     def prepared(self, claim: Mapping[str, Any], devices: Mapping[AllocatedDevice, GrantedDevice]) -> None:
-        """A claim has got these devices."""
+        """A claim now has these devices."""
         if not self._kept or not devices:
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -59,7 +59,7 @@ class ClaimStatusWriter:
         self._changed.notify()
 
     def given_back(self, uid: str) -> None:
-        """The claim has its devices no longer."""
+        """The claim no longer has its devices."""
         self._waiting.pop(uid, None)
 
     async def run(self) -> None:

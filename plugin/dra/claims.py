@@ -58,7 +58,10 @@ def pods(claim: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def refusal(claim: Mapping[str, Any], driver: str) -> str:
-    """Why nobody could be kept off the devices of a claim, or let in, in words for tenants; empty: both can be done."""
+    """Why the fence could not keep others off the devices of a claim, or not let its pods in, in words for tenants.
+
+    Empty if it can do both.
+    """
     this = f"the claim {'/'.join(place(claim))}"
     for result in _results(claim, driver):
         if result.get("shareID"):
@@ -114,7 +117,7 @@ def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, 
 
 
 def with_status(claim: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The object that sets these entries, if the claim is still the same version of the same claim."""
+    """The object that sets these entries, if this version of this claim is still the present one."""
     named = ("name", "namespace", "uid", "resourceVersion")
     return {
         "apiVersion": "resource.k8s.io/v1",

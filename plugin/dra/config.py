@@ -64,7 +64,7 @@ class DraConfig:
 
 
 def check(config: DraConfig) -> Path:
-    """The credentials for the API server; a FatalError for options that cannot work."""
+    """The credentials for the API server. Raises a FatalError for options that cannot work."""
     if not is_subdomain(config.driver, LONGEST_DRIVER):
         raise FatalError(
             f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"

@@ -51,7 +51,7 @@ class DraCounters(RegistrationCounters):
 
     @contextmanager
     def waits(self, call: Call) -> Iterator[None]:
-        """One more claim waits for an answer while this context is open."""
+        """Count a claim that waits for an answer while this context is open."""
         self.waiting[call] += 1
         try:
             yield
@@ -59,19 +59,19 @@ class DraCounters(RegistrationCounters):
             self.waiting[call] -= 1
 
     def answer(self, call: Call, outcome: CallOutcome, seconds: float, reason: str) -> None:
-        """A call for one claim was answered or cancelled. ``reason``: of a refusal or a fault."""
+        """Count a call for one claim that was answered or cancelled. ``reason``: that of a refusal or a fault."""
         self._instruments.observe(plugin_metrics.CLAIM_TIME, call.value, outcome.value, value=seconds)
         if reason:
             self._instruments.count(plugin_metrics.CLAIM_REFUSALS, call.value, reason)
 
     def slice_written(self, failure: Failure | None) -> None:
-        """An attempt to write the slice has ended."""
+        """Record the end of an attempt to write the slice."""
         self._instruments.count(plugin_metrics.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)
         self.slice_obstacle = "" if failure is None else failure.message
 
 
 class DraReadiness(Readiness):
-    """Of the DRA driver."""
+    """The readiness of the DRA driver."""
 
     def __init__(self, listing: Listing, counters: DraCounters, driver: str) -> None:
         super().__init__(listing)

@@ -1,7 +1,7 @@
 """Registers the DRA driver through the kubelet's plugin registry: a registration socket and a service socket.
 
-The sockets of each process have names of their own. The kubelet asks the newest process that it can reach, and so it
-knows a driver at each moment of an update or a restart. The sockets of a killed process are removed after that.
+Each process has its own socket names. The kubelet asks the newest process that it can reach, so it knows a driver at
+each moment of an update or a restart. The sockets of a killed process are removed after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *HEALTHS)  # the kubelet takes 
 async def stay_registered(
     driver: str, add: endpoint.Add, service_socket: Path, registry_socket: Path, on_event: Listener
 ) -> None:
-    """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
+    """Serve both sockets until cancelled, and serve them again when one of the files has been removed."""
 
     def report(name: str, failure: NotRegistered | None) -> None:
         if failure is None:  # the kubelet would call the sockets of killed drivers for ever
@@ -65,7 +65,10 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
         state: RegistrationState,
         vendor: grpc.aio.Channel | None = None,
     ) -> None:
-        """``vendor``: to the driver in front of which this one stands. It is told what the kubelet says."""
+        """``vendor``: a channel to the driver in front of which this driver stands.
+
+        That driver also gets what the kubelet says.
+        """
         self._info = info
         self._state = state
         self._vendor: Any = None if vendor is None else pluginregistration_pb2_grpc.RegistrationStub(vendor)
@@ -83,7 +86,10 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
         self, request: pluginregistration_pb2.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        """The result; the kubelet retries after a failure. An error of a vendor's driver ends its registration."""
+        """The result of the registration.
+
+        The kubelet retries after a failure. An error of a vendor's driver ends the registration of that driver.
+        """
         if request.plugin_registered:
             self._state.accepted(self._info.endpoint)
         else:

@@ -28,7 +28,7 @@ SCRUBBED = frozenset({"gpu", "mig", ""})  # the types of a vendor's devices that
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Whose devices they are. The pool of a node has the node's name."""
+    """The pool of a node's devices. It has the node's name."""
 
     driver: str
     node: str
@@ -41,12 +41,12 @@ def slice_name(driver: str, node: str) -> str:
 
 
 def skips_prepare(resource_slice: Mapping[str, Any]) -> bool:
-    """Whether the kubelet asks no driver before a pod gets a device of this slice (KEP-5945)."""
+    """Whether a pod can get a device of this slice without a call to the driver (KEP-5945)."""
     return not {"*", "NodePrepareResources"}.isdisjoint(resource_slice["spec"].get("skipNodeOperations") or ())
 
 
 def device_name(uuid: str) -> str:
-    """The name of a device in claims. It contains the UUID, so another GPU never has the name of this one."""
+    """The name of a device in claims. It contains the UUID, so no other GPU ever has this name."""
     return uuid.lower()
 
 
@@ -81,7 +81,7 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
 
 
 def _owner(pool: Pool) -> dict[str, Any]:
-    """With the node, its slice and its rules are deleted."""
+    """The owner of a slice or a rule: Kubernetes deletes both with the node."""
     return {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
 
 
@@ -106,7 +106,7 @@ def has_taint(resource_slice: Mapping[str, Any]) -> bool:
 
 
 def covers(present: object, wanted: object) -> bool:
-    """Whether an object has all fields of the wanted one, and none that the wanted one leaves out.
+    """Whether an object has all fields of the wanted object, and no field that the wanted object leaves out.
 
     The API server adds fields of its own: they do not count.
     """
@@ -159,7 +159,7 @@ def taint(driver: str, device: Device) -> dict[str, str]:
 
 
 def rule_labels(node: str) -> dict[str, str]:
-    """Those of the taint rules of a node, by which it lists its own: a fleet has many."""
+    """The labels of a node's taint rules, by which the node lists its own rules: a fleet has many."""
     short = node if len(node) <= LONGEST_VALUE else hashlib.sha256(node.encode()).hexdigest()[:16]
     return {"app.kubernetes.io/managed-by": "autoclave", "app.kubernetes.io/instance": short}
 
@@ -180,7 +180,7 @@ def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """A device of the vendor's driver. Empty text: the slice does not say it."""
+    """A device of the vendor's driver. A text is empty if the slice does not have it."""
 
     name: str
     uuid: str
@@ -189,7 +189,7 @@ class ListedDevice:
 
 
 def listed(resource_slices: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
-    """The devices of these ResourceSlices. Of each pool only the newest generation counts.
+    """The devices of these ResourceSlices. Only the newest generation of each pool counts.
 
     A device that is listed twice, as different GPUs, has no UUID.
     """

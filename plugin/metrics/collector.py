@@ -1,4 +1,4 @@
-"""What a program counts, the gauges of its present state, read at each scrape, and the server that shows both.
+"""The counters of a program, the gauges of its present state, read at each scrape, and the server that shows both.
 
 Every label is a fixed word, a resource that the scrub service offers, or the name of the DRA driver: no request can add
 a series.
@@ -50,7 +50,7 @@ class RegistrationCounters:
         self._obstacles: dict[str, str] = {}
 
     def expect(self, resource: str) -> None:
-        """This resource is about to be registered. Export its counters as 0."""
+        """Export the counters as 0 for a resource that is about to be registered."""
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
             self._instruments.export_zero(plugin_metrics.REGISTRATIONS, resource, outcome)
 
@@ -78,26 +78,26 @@ class PluginCounters(RegistrationCounters):
                 self._instruments.export_zero(plugin_metrics.HOOK_REFUSALS, hook.value, reason.value)
 
     def another_plugin(self, socket: str) -> None:
-        """Another plugin serves at this socket; empty: none does."""
+        """Record the socket at which another plugin serves; empty if none does."""
         self.rival = socket
 
     def obstacle(self, resource: str) -> str:
-        """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
+        """Why a resource is not registered; empty if it is registered, or if it is the turn of another plugin."""
         return "" if self.standby else super().obstacle(resource)
 
     def answer(self, hook: Hook, outcome: CallOutcome, seconds: float, *, reason: str = "", receipt: str = "") -> None:
-        """A call of the kubelet was answered or cancelled. ``reason``: of a refusal or a fault."""
+        """Count a call of the kubelet that was answered or cancelled. ``reason``: that of a refusal or a fault."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
         self._instruments.observe(plugin_metrics.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
         if reason and hook in REFUSING:
             self._instruments.count(plugin_metrics.HOOK_REFUSALS, hook.value, reason)
 
     def unknown_variable(self, resource: str) -> None:
-        """An answer of the vendor's plugin had a variable that is unknown here, and passed."""
+        """Count a variable that is unknown here, and that passed in an answer of the vendor's plugin."""
         self._instruments.count(plugin_metrics.UNKNOWN_VARIABLES, resource)
 
     def list_sent(self, resource: str) -> None:
-        """A list was sent to the kubelet."""
+        """Count a list that was sent to the kubelet."""
         self._instruments.count(plugin_metrics.LISTS, resource)
 
     def expect(self, resource: str) -> None:
@@ -113,7 +113,7 @@ class StateCollector(Collector):
         self._readiness = readiness
 
     def describe(self) -> Iterable[Metric]:
-        """No metric: each scrape makes them."""
+        """Describe no metric: each scrape makes them."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -78,7 +78,7 @@ class Streams(Changed, grpc.aio.ServerInterceptor):
         return self.opened - self.ended
 
     def close(self) -> None:
-        """End all streams: a ListAndWatch waits for ever, and would use up the grace time of other calls."""
+        """End all streams: a ListAndWatch waits forever, and would use up the grace time of other calls."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -87,7 +87,7 @@ class Streams(Changed, grpc.aio.ServerInterceptor):
 async def _send(
     listen: Callable[[], AsyncGenerator[object, None]], context: grpc.aio.ServicerContext[Any, Any]
 ) -> None:
-    """Send the lists of the servicer, each as a whole: a stream that is cancelled in a message cannot end cleanly."""
+    """Send the lists of the servicer, each as a whole: a stream cannot end cleanly within a message."""
     async with aclosing(listen()) as lists:
         async for message in lists:
             await aio.finish(context.write(message))

@@ -1,10 +1,9 @@
 """Finds a plugin that holds a lock and hangs, and kills it. Then the kernel frees its lock, and ends its calls.
 
 The holder of a lock answers on a socket beside it: it accepts a connection, and closes it. A process that is stopped,
-or whose event loop hangs, does not answer. It is killed, not passed over: so it cannot wake up and serve beside its
-successor, and a call of the kubelet that waits for it fails instead of holding up all pods of the node.
-
-Only a process of the same PID namespace can be killed. The containers of a pod share one for that.
+or whose event loop hangs, does not answer. Such a process is killed instead of passed over. So it cannot wake up and
+serve beside its successor, and a call of the kubelet that waits for it fails instead of delaying all pods of the node.
+Only a process in the PID namespace of this one can be killed, so the containers of a pod share a PID namespace.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Answers:
         asyncio.get_running_loop().add_reader(self._socket, self._answer)
 
     def close(self) -> None:
-        """Answer no more. The caller still holds the lock."""
+        """Stop answering. The caller still holds the lock."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         self._path.unlink(missing_ok=True)
@@ -62,7 +61,7 @@ async def watch(path: Path) -> None:
 
 
 def _holder(path: Path) -> int:
-    """The process that should answer here; 0 if that cannot be told."""
+    """The process that should answer here; 0 if it is not known."""
     try:
         return unix_sockets.listener(path)
     except OSError:
@@ -70,7 +69,10 @@ def _holder(path: Path) -> int:
 
 
 async def _answers(path: Path) -> bool:
-    """Whether the holder of the lock answers. Also true if nobody has to: the lock is free, or its holder is older."""
+    """Whether the holder of the lock answers.
+
+    Also true if no process has to answer: the lock is free, or its holder is older.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
             question.settimeout(0)
@@ -88,7 +90,7 @@ async def _answers(path: Path) -> bool:
 
 
 def _kill(path: Path) -> bool:
-    """Kill who should answer here. False: it is somebody else by now, who must be asked first."""
+    """Kill the process that should answer here. False if it is another process by now, which must be asked first."""
     try:
         pid = unix_sockets.listener(path)
         process = os.pidfd_open(pid)  # an error for 0, a process of another PID namespace

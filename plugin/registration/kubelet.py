@@ -63,7 +63,7 @@ class KubeletRegistration:
                 await self._watch.until(lambda: sockets.identity(self._kubelet_socket) is not None)
 
     async def _stay_registered(self, kubelet: sockets.Identity) -> None:
-        """Stay registered until this kubelet's socket changes. Then end also a pause or a Register that hangs."""
+        """Stay registered until this kubelet's socket changes. This also ends a pause, or a Register that hangs."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep())
             await self._watch.until(lambda: sockets.identity(self._kubelet_socket) != kubelet)
@@ -71,7 +71,7 @@ class KubeletRegistration:
             keeping.cancel()
 
     async def _keep(self) -> None:
-        """Register again and again. Pauses start short again only after a registration that lasted."""
+        """Keep registering. Pauses become short again only after a registration that lasted."""
         while True:
             self._state.restart()
             await self._state.retrying()(self._register_once)
@@ -113,7 +113,7 @@ class KubeletRegistration:
         self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
 
     async def _register(self, name: str, options: deviceplugin_pb2.DevicePluginOptions) -> None:
-        """Use a new channel for each call: gRPC would delay calls to a new kubelet after failures of the last one."""
+        """Register through a new channel: gRPC would delay calls to a new kubelet after failures of the last one."""
         request = deviceplugin_pb2.RegisterRequest(
             version=VERSION, endpoint=name, resource_name=self._resource, options=options
         )

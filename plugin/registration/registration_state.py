@@ -70,7 +70,7 @@ class RegistrationState:
         self._on_event(self._resource, None)
 
     def lost(self, cause: Cause, detail: str) -> None:
-        """The registration is lost; without one, nothing changes."""
+        """The registration is lost. If there was none, nothing changes."""
         if self._registered:
             self.failed(NotRegistered(cause, detail))
 
@@ -85,7 +85,7 @@ class RegistrationState:
             logger.warning("not registered", resource=self._resource, cause=failure.cause.value, error=failure.detail)
 
     def retrying(self) -> tenacity.AsyncRetrying:
-        """Retry for ever after NotRegistered, with growing pauses, random so that resources do not retry at once."""
+        """Retry forever after NotRegistered, with growing pauses, random so that resources do not retry at once."""
         return tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(NotRegistered), wait=PAUSES, before_sleep=self._failed_attempt
         )

@@ -1,6 +1,6 @@
 """Finds another plugin that serves in the kubelet's directory, by the names that NVIDIA's plugin and its forks use.
 
-From Kubernetes 1.37 on the kubelet keeps both plugins of a resource, and tells neither.
+From Kubernetes 1.37 on, the kubelet keeps both plugins of a resource, and informs neither of them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Whose turn it is to be registered, where several plugins run on one node.
+"""Whose turn it is to be registered, if several plugins run on one node.
 
 One of them is present: the kubelet knows it. Another one stands by, with all its preparations done. It registers as
 soon as the present one has ended, however it ended. A plugin that stops lets the next one register first: from
 Kubernetes 1.37 on, the kubelet then has a plugin all the time. More plugins may wait, as in an update.
 
-Locks in the plugin's directory say it. The present plugin holds one. Another one belongs to the plugin whose turn is
-next, until it has registered; nobody else may take the first one. A third one is shared by all that stand by. The
-kernel releases the locks of a plugin that was killed, and wakes the one that waits. All watch those that hold the first
-two: one that hangs is killed.
+Locks in the plugin's directory decide this. The present plugin holds the first lock. The plugin whose turn is next
+holds the second lock until it has registered, and no other plugin may take the first lock. All plugins that stand by
+share the third lock. The kernel releases the locks of a plugin that was killed, and wakes the one that waits. All
+plugins watch the holders of the first two locks, and kill a holder that hangs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Turn:
                 self._answer(name)
 
     def registered(self) -> None:
-        """The kubelet knows this plugin: the last one may stop. If this one stops itself, the last one waits on."""
+        """The kubelet knows this plugin: the last one may stop.
+
+        If this plugin stops on its own, the last one continues to wait.
+        """
         if self._leaving:
             return
         if PRESENT in self._held:
@@ -71,7 +74,7 @@ class Turn:
             self._release(name)
 
     async def hand_over(self) -> None:
-        """Let a plugin on standby register, if there is one. This one goes on serving meanwhile."""
+        """Let a plugin on standby register, if there is one. This plugin continues to serve during that time."""
         self._leaving = True
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
@@ -106,7 +109,7 @@ class Turn:
         return name in self._held
 
     def _await(self, name: str) -> None:
-        """Hold a lock as soon as it is free. The thread outlives a stop, and keeps nothing then."""
+        """Hold a lock as soon as it is free. The thread may outlive a stop, but then keeps no lock."""
         lock = sockets.await_lock(self._directory, name)
         with self._changing:
             if self._over:

@@ -1,9 +1,9 @@
 """Checks a vendor's answer to Allocate (envs, mounts, device nodes, CDI names): only the granted GPUs?
 
-An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each name of
-a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named. Only variables may
-be others: a new one that names no GPU and reaches no device must not stop all pods of a node. The vendor is trusted
-with the code that its containers run, but not with their GPUs.
+An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each GPU
+that it names, by UUID or by index, must be a granted one, and it must name each granted GPU. Unknown variables are the
+only exception: a new variable that names no GPU and reaches no device must not stop all pods of a node. The vendor is
+trusted with the code that its containers run, but not with their GPUs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def check(
     cdi_dirs: Collection[Path],
     variables: Collection[str] = (),
 ) -> frozenset[str]:
-    """Raise Refused if the answer disagrees with the grant. Returns the variables in it that are unknown, and pass.
+    """Raise Refused if the answer disagrees with the grant. Returns the unknown variables that pass.
 
-    ``granted``: the devices of each container. ``variables``: other variables that the operator lets pass.
+    ``granted``: the devices of each container. ``variables``: the names of other variables that the operator lets pass.
     """
     if len(answer.container_responses) != len(granted):
         count = len(answer.container_responses)
@@ -96,7 +96,7 @@ def _fault(
     on_node: Collection[ReportedDevice],
     variables: Collection[str],
 ) -> str:
-    """Why a container may not have this variable; empty: it may."""
+    """Why a container must not have this variable; empty if it may."""
     if name == VARIABLE or name in variables or (name in _VARIABLES and _VARIABLES[name].fullmatch(value)):
         return ""
     if _unknown(name) and _NAME.fullmatch(name) and not _REACHES_A_GPU.fullmatch(name):
@@ -107,7 +107,7 @@ def _fault(
 
 
 def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterator[str]:
-    """The GPUs that mounts name, each by the path of an empty file. Refused if there is another mount."""
+    """The GPUs that mounts name, each by the path of an empty file. Raises Refused if there is another mount."""
     for mount in response.mounts:
         directory, slash, name = mount.container_path.rpartition("/")
         if mount.host_path != MOUNTED or not slash or directory not in (MOUNTS, f"{MOUNTS}/imex"):
@@ -121,7 +121,7 @@ def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterator[str]:
 def _device_nodes(
     response: wire.ContainerAllocateResponse, granted: Collection[ReportedDevice]
 ) -> Iterator[dict[str, str]]:
-    """The device nodes, in the words of CDI. Refused if a container may not have one."""
+    """The device nodes, in the form of CDI. Raises Refused if a container must not have one of them."""
     for each in response.devices:
         node = {"path": each.container_path, "hostpath": each.host_path}
         if each.permissions != "rw":
@@ -132,7 +132,7 @@ def _device_nodes(
 
 
 def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
-    """The CDI devices. Refused if one is of another kind, or if an annotation says anything else."""
+    """The CDI devices. Raises Refused if one has another kind, or if an annotation says anything else."""
     names = [device.name for device in response.cdi_devices]
     for key, value in response.annotations.items():
         if not _ANNOTATION.fullmatch(key):
@@ -145,7 +145,7 @@ def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
 
 
 def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[ReportedDevice]) -> str:
-    """The granted device that is meant, by UUID or by the index of a whole GPU; Refused if it is another one."""
+    """The granted device with this UUID, or with this index of a whole GPU. Raises Refused if it is another device."""
     for device in on_node:
         if text == device.uuid or (text == str(device.index) and not device.mig):
             if any(device.uuid == other.uuid for other in granted):

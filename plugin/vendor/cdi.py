@@ -45,7 +45,10 @@ def check(
     taken: Collection[ReportedDevice],
     reported: Collection[ReportedDevice],
 ) -> list[Edits]:
-    """What these CDI devices do; InvalidRequest if one cannot be read, or gives away a device that is not taken."""
+    """What these CDI devices do.
+
+    Raises InvalidRequest if one cannot be read, or gives away a device that is not taken.
+    """
     edits = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
     for each in edits:
         if why := fault(each, taken, reported):
@@ -54,14 +57,14 @@ def check(
 
 
 def gives(edits: Collection[Edits], device: ReportedDevice) -> bool:
-    """Whether a container gets the device by these edits: all nodes of it, or its UUID if no node is known."""
+    """Whether a container gets the device by these edits: all nodes of the device, or its UUID if no node is known."""
     if device.nodes:
         return {str(node.get("path")) for each in edits for node in each.get("devicenodes") or ()} >= {*device.nodes}
     return any(device.uuid.lower() in text.lower() for each in edits for text in _texts(each))
 
 
 def fault(edits: Edits, taken: Collection[ReportedDevice], reported: Collection[ReportedDevice]) -> str:
-    """Why a container that was given the devices of ``taken`` may not have these edits; empty: it may."""
+    """Why a container that was given the devices of ``taken`` must not have these edits; empty if it may."""
     theirs = {device.uuid.lower() for device in reported} - {device.uuid.lower() for device in taken}
     theirs |= {pci_bus_id(device) for device in reported} - {pci_bus_id(device) for device in taken} - {""}
     words = re.compile("|".join(map(re.escape, sorted(theirs))) or "(?!)")
@@ -82,7 +85,7 @@ def fault(edits: Edits, taken: Collection[ReportedDevice], reported: Collection[
 
 
 def _of_driver(path: str) -> bool:
-    """Whether NVIDIA's programs mount this path: a file of the driver, a socket of it, or a directory of MPS."""
+    """Whether NVIDIA's programs mount this path: a file or a socket of the driver, or a directory of MPS."""
     *parents, name = path.split("/")
     if "dev" in parents:
         return False
@@ -94,7 +97,7 @@ def _of_driver(path: str) -> bool:
 
 
 def _foreign(text: str, taken: Collection[ReportedDevice], words: re.Pattern[str]) -> str:
-    """The first name in a text that belongs to another device than those taken. ``words``: UUIDs and PCI addresses."""
+    """The first name in a text that belongs to a device that is not taken. ``words``: UUIDs and PCI addresses."""
     low = text.lower()
     if name := words.search(low):
         return name[0]
@@ -166,7 +169,10 @@ def _read(file: Path, cdi_ids: Iterable[str]) -> Edits:
 
 
 def _yaml(text: bytes) -> object:
-    """The YAML document in a text. ValueError if a mapping has a key twice: PyYAML drops the first value."""
+    """The YAML document in a text.
+
+    Raises ValueError if a mapping has a key twice, because PyYAML drops the first value.
+    """
     # Imported by name: only this mode needs it, and the client library of the API server brings it.
     loader = importlib.import_module("yaml").SafeLoader(text)
     usual = loader.construct_mapping
@@ -183,7 +189,7 @@ def _yaml(text: bytes) -> object:
 
 
 def _folded(value: object) -> object:
-    """The same with all keys in lower case. ValueError if two keys of one mapping differ in their case only."""
+    """The value with all keys in lower case. Raises ValueError if two keys of one mapping differ only in their case."""
     match value:
         case Mapping():
             folded = {str(key).lower(): _folded(each) for key, each in value.items()}

@@ -1,7 +1,7 @@
-"""One plugin of a vendor: its list, followed as long as it is there, and the calls to it.
+"""One plugin of a vendor: its list, which is followed as long as the plugin is there, and the calls to it.
 
-A vendor's plugin may serve one stream of its list only: a second one would take changes from the first. So a stream is
-opened again only on the same socket. After a restart of the vendor's plugin, its next Register opens the next one.
+A vendor's plugin may serve only one stream of its list: a second stream would take changes from the first. So a stream
+is opened again only on the same socket. After a restart of the vendor's plugin, its next Register opens the next one.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class VendorPlugin:
         self._stub: Any = deviceplugin_pb2_grpc.DevicePluginStub(self._channel)  # typed for threads
 
     async def ask_options(self) -> None:
-        """Read the options, as the kubelet does inside Register; NotReady without an answer."""
+        """Read the options, as the kubelet does inside Register. Raises NotReady without an answer."""
         self.options = await self._answered(self._stub.GetDevicePluginOptions(wire.Empty(), timeout=ANSWERS_WITHIN))
 
     def replaced(self) -> bool:
-        """Whether the file of its socket was removed or replaced: nobody can connect to this plugin any more."""
+        """Whether the file of its socket was removed or replaced, so that no client can connect to this plugin."""
         return self._identity is None or not sockets.same(sockets.identity(self.path), self._identity)
 
     async def follow(self) -> None:
-        """Follow the list until cancelled, or until the plugin has gone and its socket with it."""
+        """Follow the list until cancelled, or until the plugin and its socket are gone."""
         warned = ""
         while True:
             why = await self._follow_one_stream()
@@ -68,7 +68,7 @@ class VendorPlugin:
             await asyncio.sleep(AGAIN)
 
     async def allocate(self, request: wire.AllocateRequest, within: float) -> wire.AllocateResponse:
-        """The vendor's answer, as it is."""
+        """The vendor's answer, unchanged."""
         answer: wire.AllocateResponse = await self._answered(self._stub.Allocate(request, timeout=within))
         return answer
 

@@ -1,7 +1,7 @@
 """Which device nodes a container may get: by their path, and by the device that they open.
 
-The kernel goes by the number of a node, and not by its name. So each number must be the one that belongs to the name:
-the number that a CDI specification states, and the number of each node that this process can see.
+The kernel uses the number of a node, and not its name. So each number must be the one that belongs to the name: the
+number that a CDI specification states, and the number of each node that this process can see.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KINDS = (
 
 
 def fault(node: Mapping[str, Any], taken: Collection[ReportedDevice]) -> str:
-    """Why a container with these devices may not have a device node; empty: it may. The keys are in lower case."""
+    """Why a container with these devices must not have a device node; empty if it may. The keys are in lower case."""
     path = str(node.get("path") or "")
     host = str(node.get("hostpath") or path)
     kind = next((kind for kind in _KINDS if kind.paths.fullmatch(path)), None)
@@ -110,7 +110,7 @@ def _numbers(node: Mapping[str, Any], host: str) -> Iterator[str]:
 
 
 def _opens(number: str, kind: _Kind, path: str) -> bool:
-    """Whether the number belongs to the driver, and to this node of it."""
+    """Whether the number belongs to the driver, and to this node of the driver."""
     listed = DRIVERS.read_text().partition("Block devices")[0].splitlines()
     majors = {line.split()[0] for line in listed if line.split()[1:] == [kind.driver]}
     if kind.driver == "nvidia":

@@ -54,7 +54,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     """The plugins that have registered in one directory."""
 
     def __init__(self, directory: Path, kubelet_dir: Path, prefix: str, offer: VendorOffer, listing: Listing) -> None:
-        """``prefix``: of the resources that may register. The listing shows what the offer says."""
+        """``prefix``: that of the resources that may register. The listing shows what the offer says."""
         self._directory = directory
         self._kubelet_dir = kubelet_dir
         self._prefix = prefix
@@ -105,7 +105,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         return plugin is not None and plugin.connected
 
     def wants_start(self, resource: str) -> bool:
-        """Whether the vendor's plugin asks for PreStartContainer, also while it is away."""
+        """Whether the vendor's plugin asks for PreStartContainer, even while it is away."""
         return resource in self._plugins and self._plugins[resource].options.pre_start_required
 
     async def end_proofs(self, scrubber: client.ScrubberClient) -> None:
@@ -137,7 +137,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 await asyncio.sleep(AGAIN)
 
     async def plugin(self, resource: str, within: float) -> VendorPlugin | None:
-        """The plugin of a resource, also if it comes within this time; None: it is away."""
+        """The plugin of a resource, if it is there now or within this time; None if it is away."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._changed.until(lambda: self.connected(resource))
@@ -182,7 +182,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         return wire.Empty()
 
     async def _repeat_registrations(self) -> None:
-        """Connect to the plugins that had registered with the last plugin of this node, as far as they answer."""
+        """Connect to the plugins that had registered with the last plugin of this node, if they answer."""
         try:
             left = json.loads(private_files.content(self._connected))
             requests = [
@@ -200,7 +200,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                         logger.info("the vendor's list is taken over", resource=resource, socket=str(path))
 
     def _leave(self) -> None:
-        """Leave the plugins that are connected to the next plugin of this node."""
+        """Record the connected plugins for the next plugin of this node."""
         left = {resource: plugin.path.name for resource, plugin in self._plugins.items() if plugin.connected}
         if left != self._left:
             self._left = left
@@ -219,7 +219,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         return ""
 
     def _socket_of(self, name: str) -> Path | None:
-        """The socket that is meant: in this directory, or in the kubelet's, where some plugins always have it."""
+        """The path of the socket: in this directory, or in the kubelet's, where some plugins always have it."""
         if name in ("", "kubelet.sock") or "/" in name or name.startswith("."):
             return None
         paths = (directory / name for directory in (self._directory, self._kubelet_dir))
@@ -262,7 +262,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             self._take(resource, None)
 
     def _take(self, resource: str, offered: VendorList | None) -> None:
-        """A list has come; None: no further list comes."""
+        """Take a list of a resource; None if no further list will follow."""
         if offered is None:
             if resource not in self._keeping:
                 loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     # -- the files
 
     async def _until_renewal(self, served: endpoint.PluginServer) -> None:
-        """Return when ``kubelet.sock`` is gone, or when a plugin has to register again and does not do so by itself."""
+        """Return when ``kubelet.sock`` is gone, or when a plugin must register again and does not do so on its own."""
         while not served.gone():
             await self._watch.until(lambda: served.gone() or (self._lost() and self._renewals < len(RENEWALS)))
             if not served.gone():
@@ -309,7 +309,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                     return
 
     def _lost(self) -> bool:
-        """Whether nobody can connect any more to a plugin that has registered."""
+        """Whether a plugin that has registered can no longer be reached."""
         return any(plugin.replaced() for plugin in self._plugins.values())
 
     async def _find_bypass(self) -> None:
@@ -329,5 +329,5 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
 
 
 def _fits(path: Path) -> bool:
-    """Whether the kernel takes the path of a socket."""
+    """Whether the kernel accepts the path of a socket."""
     return len(os.fsencode(path)) <= unix_sockets.MAX_PATH_BYTES

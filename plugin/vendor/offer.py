@@ -1,9 +1,9 @@
-"""What the plugins of a vendor offer, joined with what the scrub service says.
+"""What the plugins of a vendor offer, combined with what the scrub service says.
 
-A device is healthy if both say so. A list that calls all of several devices unhealthy says nothing of any one of them:
-NVIDIA's plugin sends such lists once it cannot wait for errors any more, as when one GPU is lost. Each device is then
-scrubbed again, and is healthy if the scrub service says so. The vendor's entry of a device goes on to the kubelet as it
-was sent.
+A device is healthy if both say so. A list that calls all of several devices unhealthy says nothing about a single
+device: NVIDIA's plugin sends such lists when it can no longer wait for errors, for example after the loss of one GPU.
+Each device is then scrubbed again, and is healthy if the scrub service says so. The kubelet gets the vendor's entry of
+a device unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class VendorList:
 
     @property
     def unhealthy(self) -> frozenset[str]:
-        """What the vendor calls unhealthy."""
+        """The devices that the vendor calls unhealthy."""
         return frozenset(self.entries.keys() - self.healthy)
 
     @property
@@ -40,7 +40,7 @@ class VendorList:
 
 
 def read(message: wire.ListAndWatchResponse) -> VendorList:
-    """The list in a message; a ValueError says why it cannot be used."""
+    """The list in a message. Raises a ValueError that says why it cannot be used."""
     if (count := len(message.devices)) > MOST:
         raise ValueError(f"it has {count} devices, and at most {MOST} can be offered")
     ids = [device.ID for device in message.devices]
@@ -77,10 +77,10 @@ class VendorOffer:
         self._doubts: dict[str, int] = {}  # by device: the number of the list that called it unhealthy last
 
     def put(self, resource: str, offered: VendorList) -> None:
-        """Take a new list. A ValueError says why it is not taken.
+        """Take a new list.
 
-        Devices that the vendor calls unhealthy now, and did not in the last list, are doubted. They stay unhealthy
-        until ``trust``, whatever the next list says.
+        A ValueError says why it is not taken. A device is doubted if the vendor calls it unhealthy now, and did not do
+        so in the last list. They stay unhealthy until ``trust``, whatever the next list says.
         """
         named = self._named.get(resource, frozenset()) | offered.entries.keys()
         if len(named) > MOST:
@@ -103,7 +103,7 @@ class VendorOffer:
             del self._doubts[device]
 
     def healthy(self, resource: str, device: str) -> bool:
-        """Whether the vendor's plugin is there, and nothing speaks against this device of it."""
+        """Whether the vendor's plugin is there, and neither it nor the scrub service objects to this device."""
         vendor = self._lists.get(resource)
         if vendor is None or not vendor.current or device in self._doubts:
             return False

@@ -1,4 +1,4 @@
-"""A vendor's devices for containers, proven clean: first the service's answer, then the vendor's, then its check."""
+"""Hands out a vendor's devices, proven clean: first the service answers, then the vendor, whose answer is checked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class VendorResponses:
         variables: Collection[str],
         count: Callable[[str], None],
     ) -> None:
-        """``variables``: that may be in an answer, whatever they say. ``count``: an answer had one that is unknown."""
+        """``variables``: the variables that may be in an answer with any value.
+
+        ``count`` is called if an answer had an unknown one.
+        """
         self._resource = resource
         self._directory = directory
         self._listing = listing
@@ -52,7 +55,7 @@ class VendorResponses:
         self._unknown: frozenset[str] = frozenset()  # variables that are logged
 
     async def prepare(self, groups: Sequence[Sequence[Device]]) -> float:
-        """Wait for the vendor's plugin. Returns the seconds that are left for its part."""
+        """Wait for the vendor's plugin. Returns the seconds that remain for its part."""
         ids = [device.uuid for device in chain(*groups)]
         for name in ids:
             if why := offer.refusal(name, self._listing.on_node()):
@@ -63,7 +66,7 @@ class VendorResponses:
     async def complete(
         self, prepared: float, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
     ) -> wire.AllocateResponse:
-        """The vendor's answer as it is, or an error and no grant."""
+        """The vendor's answer, unchanged. After an error there is no grant."""
         ids = [device.uuid for device in chain(*groups)]
         try:
             plugin, left = await self._there(ids, prepared)  # it may have registered again meanwhile
@@ -113,9 +116,10 @@ class VendorResponses:
         return [name for response in answer.container_responses for name in response.deviceIDs]
 
     async def _there(self, ids: Collection[str], within: float) -> tuple[VendorPlugin, float]:
-        """The vendor's plugin, and the rest of the time for its part; or NotReady.
+        """The vendor's plugin, and the remaining time for its part.
 
-        Before the error, the kubelet sees it in the list, and asks no more.
+        Raises NotReady if it is away. Before the error, the list shows the devices as unhealthy, so the kubelet stops
+        asking.
         """
         began = _now()
         plugin = await self._directory.plugin(self._resource, within - ANSWERS_WITHIN)

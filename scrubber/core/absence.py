@@ -18,8 +18,8 @@ def is_gone(record: Record) -> bool:
 def taken_away(record: Record) -> bool:
     """Whether the device was taken away on purpose. Its vitals say whether it is back.
 
-    Exception: a GPU that waits for a person does not count as taken away by a new MIG layout. The person must still
-    decide about it.
+    Exception: a new MIG layout does not take away a GPU that waits for a person. The person must still decide about
+    that GPU.
     """
     quarantine = record.health.quarantine
     if quarantine is None or not AILMENTS[quarantine.ailment.kind].taken_away:

@@ -35,8 +35,8 @@ def decide(
 ) -> answers.AcquireAnswer:
     """May this device go to this recipient?
 
-    ``containers_wait``: no container can use the device before the service says yes. So the container of a pod whose
-    start is announced waits for the proof, and this request does not.
+    ``containers_wait``: no container can use the device before the service says yes. So if the start of the pod is
+    announced, its container waits for the proof, and this request does not wait.
     """
     ended = proof.ended(record, facts)
     if ended is not None:
@@ -86,7 +86,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
-    """The answer where the container waits: any wait is left to its start."""
+    """The answer if the container can wait: this request then leaves each wait to the start of the container."""
     match answer:
         case answers.Scrub():
             return answers.Defer(answer)
@@ -154,8 +154,8 @@ def _from_dirty(
 def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJob:
     """The device has a job: wait for it. A test that nobody needs now is cancelled instead."""
     job = record.scrubs.job
-    # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due, as
-    # it is on probation.
+    # A self-test takes longer than a request can wait. The request does not need one, unless the path with the test is
+    # due, as on probation.
     tested = job is not None and job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()
 
@@ -163,10 +163,9 @@ def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJo
 def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> answers.ReleaseAnswer:
     """May this device be taken back? The caller's word that the last tenant has ended is not enough.
 
-    The answer: record the release, refuse it, or proceed where the device is not granted.
-
-    ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
-    the ledger, has no grant: no other owner is known, and the observation decides alone.
+    The answer is to record the release, to refuse it, or to proceed if the device is not granted. ``owner``: refuse a
+    device that was granted to another owner. A device that was found in use, as after the loss of the ledger, has no
+    grant. No other owner is known then, so only the observation decides.
     """
     tenancy = record.tenancy
     if record.state not in (State.GRANTED, State.IN_USE):
@@ -181,13 +180,12 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
 
 
 def distrust(record: Record, why: str) -> answers.Wait | answers.RecordFirst | answers.Proceed:
-    """How the proof of a device ends because another program calls it unhealthy. Its word needs no observation.
+    """How the proof of a device ends because another program calls it unhealthy.
 
-    A clean device is distrusted. So is a device that was granted to a pod whose start was announced and is not admitted
-    so far: that grant could go out again without a scrub, and the start of the pod waits for one. A job could prove
-    the device by what it saw before the doubt, so its end comes first.
-
-    Nothing is recorded for other devices: they have no proof, or their proof ends with their present use.
+    This needs no observation. A clean device is distrusted. A device is also distrusted if it was granted to a pod
+    whose announced start is not admitted yet: that grant could go out again without a scrub, and the start of the pod
+    then waits for a scrub. A running job could prove the device by what it saw before the doubt, so the job must end
+    first. Nothing is recorded for other devices: they have no proof, or their proof ends with their present use.
     """
     grant = record.tenancy.grant
     awaited = grant is not None and grant.announced and not grant.until_release

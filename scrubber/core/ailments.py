@@ -1,7 +1,7 @@
 """What is newly wrong with a device, by what it reports and what was known before; and what an ailment needs.
 
-A remedy is what the service tries by itself, and what a person should do. A device whose hardware was proven faulty
-gets no probation, because it could pass one by chance.
+A remedy is what the service tries on its own, and what a person should do. A device whose hardware was proven faulty
+gets no probation, because it could pass a probation by chance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def diagnose(vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Ailme
 
 
 def worst(candidates: Iterable[Ailment]) -> Ailment | None:
-    """The ailment that needs the strongest remedy, because it covers the weaker ones. Of equals, the first."""
+    """The ailment that needs the strongest remedy, because that remedy covers the weaker ones. Of equals, the first."""
     return max(candidates, key=rank, default=None)
 
 
@@ -92,7 +92,7 @@ BY_PERSON = "run `autoclave reinstate {gpu}` to test the GPU again", "Autoclave 
 
 
 def remedy(ailment: Ailment) -> Remedy:
-    """The remedy of this ailment. A sticky ailment always needs a person, and no test begins by itself."""
+    """The remedy of this ailment. A sticky ailment always needs a person: the service starts no test."""
     needed: Remedy = AILMENTS[ailment.kind]
     if ailment.xid is not None:
         needed = AFTER_XID.get(xids.required_action(ailment.xid), needed)

@@ -27,7 +27,7 @@ class HandOut:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """The device may be handed out, and its start waits for the proof: where the fence holds the container back."""
+    """The device may be handed out, and the start waits for the proof, because the fence holds the container back."""
 
     scrub: Scrub | None = None  # to start meanwhile
 
@@ -54,7 +54,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """A test runs that nobody needs now: cancel it, then try again."""
+    """A test is running that no request needs: cancel it, then try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def why_unknown_for_operators(facts: Facts) -> str:
 
 
 def explain(record: Record, says: str) -> tuple[str]:
-    """Where an operator reads on. A tenant cannot run it, and learns whom to ask."""
+    """Where an operator finds more. A tenant cannot run this command, and learns whom to ask."""
     return (f"on its node, `autoclave explain {record.device.name}` {says}",)
 
 
@@ -165,7 +165,7 @@ def busy(action: Action, record: Record) -> Wait:
 
 
 def in_reset(action: Action, record: Record) -> Wait:
-    """A reset of a sibling takes it down as well."""
+    """A reset of a sibling also takes this device down."""
     return Wait(Reason.NOT_READY, sentence(action, record, "it is being reset"), (TRY_AGAIN,))
 
 
@@ -180,5 +180,5 @@ def quarantined(action: Action, record: Record) -> Refuse:
 
 
 def final(answer: Wait) -> Refuse:
-    """The same no, for a caller that does not wait."""
+    """This answer as a refusal, for a caller that does not wait."""
     return Refuse(answer.reason, answer.message, answer.remedies)

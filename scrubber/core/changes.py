@@ -5,22 +5,22 @@ Beside the state, which ``states`` has, the record has small machines of its own
 * ``tenancy.owner``: ``owners`` has its table. A grant, a release, a distrusted record and the start of a scrub end the
   ownership. An unannounced owner is a pod that was seen on the device without an admitted start. A start, or the
   kubelet's checkpoint, makes it the owner; ``ownership`` says when it has left.
-* ``tenancy.allocations``: grows with each announced grant, and begins anew when a tenant with an admitted start has
-  ended. If the kubelet's checkpoint names fewer containers, another pod's container may still start: see
-  ``ownership.contested``. An older ledger lacks allocations, so it counts as many.
-* ``scrubs.due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The
-  start of the first look at a device that was proven before does not change it: such a test may end for a request. An
-  ailment makes the path due that ``ailments.path_after`` names, and a grave error from before the first observation the
-  path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
+* ``tenancy.allocations``: grows with each announced grant, and starts again at zero when a tenant with an admitted
+  start has ended. If the kubelet's checkpoint names fewer containers, another pod's container may still start: see
+  ``ownership.contested``. An older ledger lacks allocations, so a device in it counts as handed out many times.
+* ``scrubs.due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. If the
+  device was proven before, the start of its first look does not change the due path: such a test may end for a request.
+  After an ailment, the path of ``ailments.path_after`` is due. After a grave error from before the first observation,
+  the path ``reset`` is due. A reboot of the node counts as the reset of the path ``reset``.
 * ``scrubs.setback``: how often a scrub has failed. It sets the next pause.
 * ``scrubs.stuck``: who did not end, and since when (``core.stuck``). Only an evict that has passed says that nobody is
   stuck.
-* ``scrubs.undecided``, ``scrubs.node_or_device``: failures whose blame is open. They count whatever has ended their
-  job. A proof ends these two, ``setback`` and ``stuck``. So do a person's word, and another boot or driver instance,
-  which no process outlives.
+* ``scrubs.undecided``, ``scrubs.node_or_device``: failures whose cause is not decided yet. They count no matter what
+  ended their job. A proof clears these two, ``setback`` and ``stuck``. A person's decision also clears them, and so
+  does another boot or driver instance, because no process survives either.
 * ``health.ailment``: set while the device is granted or in use. After the release, ``next_action`` turns it into a
-  quarantine; until then the device is not offered, and no scrub may start on it. ``QuarantineWithdrawn`` ends an
-  ailment that an operator has named, no other one.
+  quarantine; until then the device is not offered, and no scrub may start on it. ``QuarantineWithdrawn`` ends only an
+  ailment that an operator has named.
 * ``health.quarantine.probes``: how often a probation has failed. It sets the next pause.
 """
 
@@ -61,9 +61,10 @@ def first(event: ev.Discovered, at: Moment) -> Record:
 
 
 def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR0915 - a table with a row for each event
-    """The record after an event, in the same state. IllegalEventError when the event does not fit the record.
+    """The record after an event, with its state unchanged.
 
-    No arm stands for all the rest, so mypy finds an event that has no arm.
+    Raises IllegalEventError if the event does not fit the record. There is no default arm, so mypy finds an event
+    without an arm.
     """
     tenancy, scrubs, health = record.tenancy, record.scrubs, record.health
     match event:
@@ -173,7 +174,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
 
 
 def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
-    """IllegalEventError unless this holds."""
+    """Raise IllegalEventError unless this is true."""
     if not holds:
         raise ev.IllegalEventError(f"cannot happen: {why_not}")
 
@@ -182,7 +183,7 @@ def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call read
 
 
 def _first_number(at: Moment) -> int:
-    """The number of the first tenancy. It is above each one in a ledger that was lost."""
+    """The number of the first tenancy. It is higher than each number in a ledger that was lost."""
     return int(at.wall * 1000)
 
 
@@ -228,9 +229,10 @@ def _put_in_use(tenancy: Tenancy, owner: Owner) -> Tenancy:
 
 
 def _replaced(tenancy: Tenancy, owner: Owner) -> bool:
-    """Whether the tenancy of an admitted pod ends with this owner: another pod starts.
+    """Whether the tenancy of an admitted pod ends with this owner, because another pod starts.
 
-    Policy ``observe`` allows it. So do the others if the pod was deleted while its device was scrubbed for its restart.
+    Policy ``observe`` allows it. The other policies allow it if the pod was deleted while its device was scrubbed for a
+    restart.
     """
     if tenancy.awaits:
         return not owner.unannounced and owner.container != tenancy.awaits
@@ -271,7 +273,7 @@ def _unused_allocations(tenancy: Tenancy) -> int:
 
 
 def _left_by(tenancy: Tenancy) -> str:
-    """Who the device was acquired for, at the end of the tenancy. Without a grant, no tenancy ends."""
+    """For whom the device was acquired, at the end of the tenancy. Without a grant, no tenancy ends."""
     return tenancy.grant.owner if tenancy.grant is not None else tenancy.left_by
 
 
@@ -281,7 +283,7 @@ def _left_by(tenancy: Tenancy) -> str:
 def _job_of(
     scrubs: Scrubs, event: ev.StepsRecorded | ev.Escalated | ev.ScrubPassed | ev.ScrubFailed | ev.ScrubInterrupted
 ) -> Job:  # fmt: skip
-    """The job that runs, which must be the one that the event is about."""
+    """The running job, which must be the job that the event is about."""
     if scrubs.job is None or event.job != scrubs.job.id:
         raise ev.IllegalEventError("cannot happen: the event is about another job")
     return scrubs.job
@@ -295,7 +297,7 @@ def _started(scrubs: Scrubs, job: Job) -> Scrubs:
 
 
 def _without_job(scrubs: Scrubs, at: Moment) -> Scrubs:
-    """What a job leaves behind that ends without a proof, whatever ends it."""
+    """The record after a job has ended without a proof, for any reason."""
     blamed = {result.blame for result in scrubs.job.results} if scrubs.job is not None else set()
     return replace(
         scrubs,
@@ -307,7 +309,7 @@ def _without_job(scrubs: Scrubs, at: Moment) -> Scrubs:
 
 
 def _half_cleared(scrubs: Scrubs) -> bool:
-    """Whether a clear has begun since the last tenancy, at a moment at which nothing proves its end."""
+    """Whether a clear has begun since the last tenancy, and nothing proves that it ended."""
     job = scrubs.job
     begun = () if job is None else (job.begun, *(result.step for result in job.results))
     return scrubs.half_cleared or Step.CLEAR in begun
@@ -324,7 +326,7 @@ def _demand_proof(record: Record, receipt: Receipt) -> None:
 
 
 def _passed(scrubs: Scrubs, job: Job, receipt: Receipt, at: Moment) -> Scrubs:
-    """Clean: the receipt is valid from now on."""
+    """The device is clean: the receipt is valid from now on."""
     fast, took = receipt.path is ScrubPath.FAST, scrubs.fast_seconds
     if fast:
         took = (*took[1 - DURATIONS :], at.uptime - job.started.uptime)
@@ -363,7 +365,7 @@ def _returns(health: Health, job: Job, at: Moment) -> tuple[float, ...]:
 
 
 def _distrusted(record: Record, event: ev.Distrusted, at: Moment) -> Record:
-    """Nothing that was known about its memory holds. A reboot restarts the numbers and counts of errors."""
+    """What was known about its memory is no longer true. A reboot restarts the numbers and counts of errors."""
     rebooted = event.incarnation.boot_id != record.incarnation.boot_id
     baseline = Baseline() if rebooted else record.health.baseline
     quarantine = record.health.quarantine

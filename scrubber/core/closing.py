@@ -1,4 +1,4 @@
-"""What a record keeps of the fence, so that its tenancy can be closed with a receipt: one rule for all events. Pure."""
+"""What a record keeps of the fence, so that a receipt can close the tenancy: one rule for all events. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scrubber.core.record import Record
 
 
 def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:
-    """The record after an event, with what is kept of the fence."""
+    """The record after an event, with what it keeps of the fence."""
     memory = before.fence
     if after.tenancy.number != before.tenancy.number:
         memory = FenceMemory(proof=memory.proof, ended=_ended(before, event, at))
@@ -35,7 +35,7 @@ def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Reco
 
 
 def _begins(before: Record, after: Record) -> bool:
-    """Whether a tenancy begins with this grant: a restart, or another container of the pod, begins none."""
+    """Whether a tenancy begins with this grant. A restart, or another container of the pod, does not begin one."""
     tenancy, again = before.tenancy, after.tenancy.grant
     same = tenancy.grant is not None and again is not None and tenancy.grant.receipt == again.receipt
     goes_on = same or tenancy.span is not None or tenancy.awaits != ""
@@ -61,12 +61,12 @@ def _ended(before: Record, event: ev.Event, at: Moment) -> EndedTenancy:
 
 
 def since_proof(record: Record, reading: FenceReading) -> Guarded:
-    """What the fence tells of the time from the last proof until this reading."""
+    """What the fence says about the time from the last proof until this reading."""
     memory, ended = record.fence, record.fence.ended
     opened = memory.opened is not None or (ended is not None and ended.guarded.open_to_all)
     return between(memory.proof, reading, open_to_all=opened)
 
 
 def until_wiped(ended: EndedTenancy, wiped: FenceReading | None) -> Guarded:
-    """What the fence tells of the time from the end of a tenancy until the device is proven clean."""
+    """What the fence says about the time from the end of a tenancy until the device is proven clean."""
     return between(ended.last, wiped)

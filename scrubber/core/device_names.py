@@ -11,10 +11,10 @@ from scrubber.core.record import Record
 
 
 def find(records: Mapping[str, Record], name: str) -> str:
-    """The UUID of the one device with this index, UUID or unique prefix; InvalidRequest when none or several have it.
+    """The UUID of the one device with this index, UUID or unique prefix.
 
-    An index stands for all slices of its GPU. Of several devices that had the same index, it means the one that is
-    there, or was there last.
+    Raises InvalidRequest if no device or several devices have it. An index stands for all slices of its GPU. If several
+    devices have had this index, it means the device that is there now, or that was there last.
     """
     if name in records:
         return name
@@ -43,7 +43,7 @@ def had_index(records: Mapping[str, Record], name: str, found: str) -> tuple[str
 
 
 def argument(record: Record) -> str:
-    """What names the device in a command. The index of a device that is gone may be that of another one."""
+    """The name of the device in a command. The index of a device that is gone may now belong to another device."""
     return record.device.uuid if is_gone(record) else record.device.name
 
 

@@ -51,7 +51,7 @@ class Described:
 class Distrusted:
     """What was known about its memory no longer holds.
 
-    Another boot or driver instance, an older ledger, or another program that calls the device unhealthy.
+    The cause is another boot or driver instance, an older ledger, or another program that calls the device unhealthy.
     """
 
     why: str
@@ -79,7 +79,7 @@ class GrantedUnproven:
 
 @dataclass(frozen=True, slots=True)
 class LetIn:
-    """The claim that has the device is reserved for these pods now: the fence lets them in, and nobody else."""
+    """The claim that has the device is reserved for these pods now: the fence lets only them in."""
 
     pods: tuple[str, ...]  # their UIDs
 
@@ -107,7 +107,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Soiled:
-    """A clean device was used without a grant, or may have been, or has memory in use of nobody: its proof ended."""
+    """The proof of a clean device ended: it was or may have been used without a grant, or a leak was found."""
 
     why: str
     holders: tuple[Holder, ...] = ()
@@ -117,11 +117,12 @@ class Soiled:
 
 @dataclass(frozen=True, slots=True)
 class OpenAttempted:
-    """Somebody at one place tried to open the device, which was not given to him. Changes nothing.
+    """Somebody at one place tried to open the device, which was not given to him.
 
-    One row when that begins, in each period of the device (``open_attempts``), and one when he is let through after he
-    was refused. Another one, with ``ended`` and all his attempts of that period, when the period or the service ends,
-    if he tried again after that. Those for whom there is no room have a row together (``model.OTHERS``).
+    This changes nothing. There is one row when the attempts begin in a period of the device (``open_attempts``), and
+    one when he is let through after a refusal. If he tried again after that, there is another row when the period or
+    the service ends, with ``ended`` and all his attempts of the period. Openers for whom there is no room have a row
+    together (``model.OTHERS``).
     """
 
     opener: Opener
@@ -132,14 +133,17 @@ class OpenAttempted:
 
 @dataclass(frozen=True, slots=True)
 class FenceMissed:
-    """For a while up to now, the fence has not counted somebody, or may not have. Changes nothing."""
+    """For a while up to now, the fence did not count an opener, or may not have counted it. This changes nothing."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class PastGate:
-    """A row of an older version, which had a create gate: a container started without asking it. Changes nothing."""
+    """A row of an older version, which had a create gate: a container started without asking the gate.
+
+    It changes nothing.
+    """
 
     pod: str  # the UID
     unproven: str = ""  # why the device was not proven clean; empty: it was
@@ -162,7 +166,7 @@ class ProbationStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepsRecorded:
-    """What a kill may not lose: the results since the last row, and that a reset or a clear is about to begin."""
+    """What must survive a kill: the results since the last row, and that a reset or a clear is about to begin."""
 
     job: str
     results: tuple[StepResult, ...]
@@ -189,7 +193,7 @@ class ScrubPassed:
 
 @dataclass(frozen=True, slots=True)
 class TenancyClosed:
-    """The device is wiped after this tenancy: who else tried to open it meanwhile, signed."""
+    """The device is proven clean after this tenancy. A signed document says who else tried to open it until then."""
 
     ended: EndedTenancy
     receipt: str  # the id of the receipt of its wipe
@@ -264,7 +268,7 @@ class ServiceStarted:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStopped:
-    """The service was stopped, and looks after nothing from here on."""
+    """The service was stopped. From here on it observes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +283,7 @@ class StoodStill:
 
 @dataclass(frozen=True, slots=True)
 class WritesFailed:
-    """The ledger could not be written for a while. No device was handed out meanwhile."""
+    """The ledger could not be written for a while. During that time no device was handed out."""
 
     since: Moment  # the first write that failed
     until: Moment
@@ -359,7 +363,7 @@ STEPS = (ScrubStarted, StepsRecorded)
 
 
 def is_warning(event: Event) -> bool:
-    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of a hook, or a lost or missing proof."""
+    """Whether this is a fault, a failed scrub, unauthorised use, a bypass of a hook, or a lost or missing proof."""
     match event:
         case PutInUse(owner):
             return owner.crowded

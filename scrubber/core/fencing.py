@@ -12,14 +12,14 @@ from scrubber.core.record import Record
 
 
 class OpenTo(Enum):
-    """Who may open a device beside the service."""
+    """Who may open a device, apart from the service."""
 
     SERVICE = "the service alone"
     ALL = "all"
 
 
 class KeptOff(Enum):
-    """Who is kept off a device that was not given to him. Everybody else is counted."""
+    """Who is kept off a device that was not given to them. Everybody else is counted."""
 
     NONE = "nobody"
     PODS = "pods"
@@ -27,7 +27,7 @@ class KeptOff(Enum):
 
     @property
     def mode(self) -> FenceMode:
-        """The mode of the policy that does this."""
+        """The mode of the policy that keeps these off."""
         return {KeptOff.NONE: FenceMode.WATCH, KeptOff.PODS: FenceMode.HOLD, KeptOff.ALL: FenceMode.REFUSE}[self]
 
 
@@ -61,9 +61,10 @@ MayOpen: TypeAlias = OpenTo | Container | Pods | Group
 
 
 def open_to(record: Record) -> MayOpen:
-    """Who may open the device. Everybody, if somebody may whose control group is not known.
+    """Who may open the device.
 
-    Another pod that was seen on it, such as an exempt one, changes nothing: it was not given the device.
+    If the control group of one of them is not known, everybody may. Another pod that was seen on the device, such as an
+    exempt one, changes nothing: it was not given the device.
     """
     match record.state:
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.CLEAN | State.QUARANTINED:
@@ -80,7 +81,7 @@ def open_to(record: Record) -> MayOpen:
 
 
 def _tenant(record: Record) -> MayOpen:
-    """The control group or the pods that were named for who has acquired the device, or else everybody."""
+    """The control group or the pods that were named when the device was acquired; everybody if none were named."""
     group, pods = record.tenancy.group, record.tenancy.claim_pods
     if group:
         return Group(group)

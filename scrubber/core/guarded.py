@@ -1,4 +1,7 @@
-"""What the fence tells about a time: what it has counted of others from one reading to another. Values; pure."""
+"""What the fence says about a time: the opens of others that it has counted from one reading to another.
+
+Values; pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ UNREAD = "the fence was not read at both ends of this time"
 
 @dataclass(frozen=True, slots=True)
 class FenceReading:
-    """What the fence does with a device at a moment, and what it has counted of others up to then.
+    """What the fence does with a device at a moment, and the opens of others that it has counted up to then.
 
     Two readings of one counter can be compared. What the fence may have missed is counted as a gap.
     """
@@ -49,7 +52,7 @@ class Guarded:
 
     @property
     def flaws(self) -> tuple[str, ...]:
-        """In words, why others may not be counted, or who else is; none: exactly the others are."""
+        """In words, why the count may lack others, or who else is in it; none if it has exactly the others."""
         gaps = ("with gaps",) if self.gaps else ()
         open_to_all = ("open to all for a time",) if self.open_to_all else ()
         return *gaps, *open_to_all, *((f"below {self.below} only",) if self.below else ())
@@ -60,7 +63,7 @@ UNKNOWN = Guarded(why=UNREAD)
 
 @dataclass(frozen=True, slots=True)
 class EndedTenancy:
-    """A tenancy that has ended and is not wiped yet: who had the device, and what the fence tells of that time."""
+    """A tenancy that has ended, before its device is clean: who had it, and what the fence says about that time."""
 
     number: int  # ``Tenancy.number``
     boot_id: str  # of the boot in which it was handed out
@@ -87,7 +90,7 @@ class FenceMemory:
 
 
 def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_all: bool = False) -> Guarded:
-    """What two readings tell about the time between them."""
+    """What two readings say about the time between them."""
     if began is None or ended is None:
         return UNKNOWN
     if why := began.why or ended.why:

@@ -1,4 +1,4 @@
-"""What steps measure on a device, and what of its memory they cannot cover."""
+"""What steps measure on a device, and which part of its memory they cannot cover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mismatch:
 
 
 def own_memory(uncovered: Iterable[Uncovered]) -> int:
-    """The uncovered bytes that the scrub or the driver itself takes."""
+    """The uncovered bytes that the scrub or the driver uses."""
     return sum(part.bytes for part in uncovered if part.cause in OURS)
 
 

@@ -272,12 +272,12 @@ class Opener:
 
     @property
     def who(self) -> Who:
-        """The place, the command where the place tells nothing, because processes of all kinds are there; if exempt."""
+        """The place, and whether it is exempt. Where processes of all kinds run, also the command."""
         return Who(self.place, self.command if self.place in NOWHERE else "", self.exempt)
 
     @property
     def was_let_through(self) -> bool:
-        """Whether he has opened the device, and the policy names him nowhere."""
+        """Whether he has opened the device without being named in the policy."""
         return self.times > self.refused and not self.exempt
 
     @property
@@ -350,7 +350,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class HealthRead:
-    """What the device says about its health: to the step health, or to any step that finds it lost."""
+    """What the device says about its health to the step ``health``, or to any step that finds the device lost."""
 
     vitals: Vitals
 
@@ -444,7 +444,7 @@ class Owner:
 
     @property
     def called(self) -> str:
-        """What people call the owner; empty if that was never known."""
+        """What people call the owner; empty if the name was never known."""
         return self.name or self.pod
 
 
@@ -518,8 +518,8 @@ class Sighting:
 class Facts:
     """What was observed just now, fresh for one decision. Never stored.
 
-    No field has a default: what nobody has asked about must not read as an answer. ``observe.observed_since`` makes
-    them all, and whoever asks about more adds the answer.
+    No field has a default, because an unanswered question must not read as an answer. ``observe.observed_since`` makes
+    all facts, and callers add the answers to further questions.
     """
 
     incarnation: Incarnation

@@ -56,7 +56,7 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
 
 
 def failure(record: Record, why: str, blame: Blame, in_the_way: InTheWay = NO_HOLDER) -> ev.ScrubFailed:
-    """How the job that runs is recorded if it ends without a proof: with whoever was in its way."""
+    """How the running job is recorded if it ends without a proof, with the processes that prevented it."""
     if record.scrubs.job is None:
         raise ValueError(f"{record.device.uuid} has no job that could fail")
     times = record.scrubs.failures + 1
@@ -125,7 +125,7 @@ def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance
 def quarantine(
     record: Record, ailment: Ailment, by: str, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> ev.Quarantined:
-    """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
+    """The quarantine of a device with this ailment, and when its probation is due: never if a person decides."""
     rules = policy.quarantine.probation
     recent = [wall for wall in record.health.returns if 0 <= now.wall - wall <= FLAP_WINDOW]
     # A device that is lost while in quarantine has not returned, so it does not flap.
@@ -203,9 +203,10 @@ def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None
 
 
 def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    """A new ailment that ``ailments.rank`` puts above the present one.
+    """A new ailment that ``ailments.rank`` ranks above the present one.
 
-    It decides whether a container may start again on a device in use, and when a quarantined device is tested.
+    The worse ailment decides whether a container may start again on a device in use, and when a quarantined device is
+    tested.
     """
     ailment = diagnose(vitals, record.health.baseline, policy)
     return ailment if ailment is not None and ailments.rank(ailment) > ailments.rank(present) else None
@@ -229,7 +230,10 @@ def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted 
 
 
 def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
-    """New errors from before the first observation or a reinstatement: no ailment, but a grave one asks for a reset."""
+    """New errors from before the first observation or a reinstatement.
+
+    They are not an ailment, but a grave error needs a reset.
+    """
     noted = errors_to_note(baseline, vitals)
     if noted is None or vitals is None:
         return None
@@ -296,8 +300,8 @@ def _owner_is_gone(record: Record, facts: Facts) -> bool:
 def _held_for_another(record: Record, facts: Facts) -> bool:
     """Whether the recorded owner is an unannounced pod, while the device may belong to another pod, which is idle.
 
-    It may if the kubelet's checkpoint names a pod. If the checkpoint cannot be read, it may after an announced grant
-    only: after any other grant, the unannounced pod is taken for the tenant that the device was granted to.
+    This is possible if the kubelet's checkpoint names a pod. If the checkpoint cannot be read, it is possible only
+    after an announced grant: after any other grant, the unannounced pod counts as the tenant of the grant.
     """
     grant, owner = record.tenancy.grant, record.tenancy.owner
     if owner is None or not owner.unannounced:
@@ -316,7 +320,7 @@ def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
 
 
 def _tend_hung(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
-    """Say which processes hang. No signal can end them; after a while they count as an ailment."""
+    """Say which processes hang. No signal can end them. After a while they count as an ailment."""
     why = f"its processes hang in the kernel (state D): {facts.who}"
     if stuck.held_for(facts.hung, now) >= stuck.GIVEN_UP_AFTER and record.health.ailment is None:
         return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
@@ -386,9 +390,10 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
 
 
 def _abandoned(record: Record, now: Moment) -> bool:
-    """Whether a grant without a start can be ended: an announced one at once, any other after the time of a start.
+    """Whether a grant without a start can be ended.
 
-    Before a container of an announced grant uses the device, ``start`` decides about the device again.
+    An announced grant can be ended at once, any other one after the time that a start takes. Before a container of an
+    announced grant uses the device, ``start`` decides about the device again.
     """
     grant = record.tenancy.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > pauses.START_WITHIN)

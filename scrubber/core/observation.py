@@ -1,4 +1,4 @@
-"""Which look at a device is enough for the purpose of the look. One table says it, and the observer obeys.
+"""Which look at a device is enough for its purpose. One table says it, and the observer obeys.
 
 A search of all processes takes a second on a node where a hundred large ones run. But a look that is too weak hands
 out a device in use. So a weaker look needs a row whose condition is known to hold. In all other cases, all processes of
@@ -21,7 +21,7 @@ from scrubber.core.record import Record
 
 
 class Purpose(Enum):
-    """For what somebody looks at a device."""
+    """Why a device is observed."""
 
     ROUND = "the monitor asks whether there is anything to do"
     RESERVE = "a pod is to get it, and the start of the pod looks again"
@@ -52,7 +52,7 @@ class Listed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FenceTells:
-    """What the fence has counted of a device, and whom it lets in."""
+    """What the fence has counted for a device, and whom it lets in."""
 
     alone: bool  # the last search found nobody but the owner, and the fence has counted nobody since
     opened: bool  # others have opened the device since the last search; also False where no fence counts
@@ -65,7 +65,7 @@ NOT_ASKED = FenceTells(alone=False, opened=True, open_to=Pods(frozenset()))
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a device before the look is chosen."""
+    """What is known about a device before the look is chosen."""
 
     record: Record
     listed: Listed
@@ -81,12 +81,15 @@ class Known:
 
     @property
     def opened(self) -> bool:
-        """Whether somebody else has opened the device since the last search. Where all may open it, that is no sign."""
+        """Whether others have opened the device since the last search.
+
+        If everybody may open it, an opening is not a sign.
+        """
         return self.fence.opened and self.fence.open_to is not OpenTo.ALL
 
     @property
     def kept(self) -> bool:
-        """Whether the device was acquired until its release: any container may use it meanwhile."""
+        """Whether the device was acquired until its release: any container may use it until then."""
         return self.record.tenancy.until_release
 
     @property
@@ -97,7 +100,7 @@ class Known:
 
     @property
     def idle_owner(self) -> bool:
-        """Whether the owner lives, and was admitted by a start or named by the kubelet, or is not known by name."""
+        """Whether the owner lives, and was admitted by a start, was named by the kubelet, or has no known name."""
         owner = self.record.tenancy.owner
         return self.owner_alive is True and (owner is None or not owner.unannounced)
 
@@ -211,5 +214,5 @@ def enough(purpose: Purpose, known: Known) -> Look:
 
 
 def beyond_list(record: Record) -> Purpose:
-    """For what a round or a grant looks again where the list is not enough: both may lead to a change."""
+    """The purpose of the second look, if the list is not enough for a round or a grant: both may lead to a change."""
     return Purpose.STEP if record.state is State.SCRUBBING else Purpose.CHANGE

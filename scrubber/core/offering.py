@@ -1,6 +1,6 @@
-"""Whether the kubelet may count on a device: the one place that decides what ListAndWatch calls Healthy.
+"""Whether the kubelet may count on a device: the only place that decides which devices ListAndWatch calls Healthy.
 
-The offer depends on the record, the policy, the time and ``OfferFacts``, on nothing else.
+The offer depends only on the record, the policy, the time and ``OfferFacts``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availab
 
 def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
     """Whether to offer this device as Healthy, and why."""
-    # Its scrub failed, and what is in the way is still there.
+    # The scrub failed, and what prevents it is still there.
     stuck = facts.blocked and record.scrubs.setback is not None
     answer = _by_record(record, policy, now, waits=facts.containers_wait and not stuck)
     if not answer.healthy:
@@ -91,11 +91,11 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
 
 
 def _lately(record: Record, now: Moment, within: float) -> bool:
-    """Whether a tenant has left, or a scrub has begun or failed, so lately that the device is probably clean soon.
+    """Whether the device will probably be clean soon.
 
-    The same holds for a device of which nothing is known yet, from its discovery or the reboot on.
-    A device that is dirty for longer has a holder that does not leave. A scrub that fails again and again, with longer
-    and longer pauses, does not fail for a passing reason.
+    A tenant has left, or a scrub has begun or failed, a short time ago. A device that nothing is known about yet also
+    counts, from its discovery or from the reboot on. A device that is dirty for longer has a holder that does not
+    leave. A scrub that fails repeatedly, with growing pauses, has a lasting cause.
     """
     job, failed = record.scrubs.job, record.scrubs.setback
     if record.scrubs.stuck is not None or (failed is not None and 2 * pauses.until_retry(failed) > within):
@@ -107,7 +107,7 @@ def _lately(record: Record, now: Moment, within: float) -> bool:
 
 
 def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether its scrub probably ends while Allocate waits for it."""
+    """Whether the scrub of the device will probably end while Allocate waits for it."""
     path = proof.next_path(record, policy) if record.scrubs.job is None else record.scrubs.job.path
     if record.scrubs.setback is not None or path is not ScrubPath.FAST or not _fits_allocate_budget(record, policy):
         return False
@@ -115,5 +115,8 @@ def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
 
 
 def _fits_allocate_budget(record: Record, policy: Policy) -> bool:
-    """Whether the device's fast path usually ends within the budget of Allocate. True until one was measured."""
+    """Whether the device's fast path usually ends within the budget of Allocate.
+
+    True until a fast path was measured.
+    """
     return (record.scrubs.usual_seconds or 0.0) <= policy.budgets.allocate

@@ -1,8 +1,8 @@
 """Which rows are due about openers: those who try to open a device that was not given to them.
 
-They are counted in periods. A device begins a period when it is given to somebody, and when it is given back: its rows
-say who tried to open it while a tenant had it, and who between two tenants. A flood must not fill the ledger: the rows
-of a period are few, and the caller says how many first rows there may be now. One row more says how many are left out.
+The attempts are counted in periods. A period of a device begins when the device is given to somebody, and when it is
+given back. So its rows say who tried to open it while a tenant had it, and who tried between two tenants. A flood of
+attempts must not fill the ledger: a period has few rows, and the caller says how many first rows there may be now. One more row counts those left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def period(record: Record) -> Period:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the rows of a device's present period tell."""
+    """What the rows of a device's present period say."""
 
     period: Period
     before: Mapping[Who, Opener] = field(default_factory=dict)  # as they were counted when the period began
@@ -44,9 +44,10 @@ class Written:
     forgotten: Mapping[Who, Opener] = field(default_factory=dict)  # those of the period whom the caller forgot
 
     def first_rows(self, counted: Iterable[Opener], room: int) -> list[OpenAttempted]:
-        """Those due, at most as many as there is room for: also of who was refused so far, and is let through.
+        """The first rows that are due, as far as there is room for them.
 
-        ``counted``: all openers, with all their attempts so far.
+        An opener that was refused before and is let through now also gets one. ``counted``: all openers, with all their
+        attempts so far.
         """
         new, opened = list[Opener](), list[Opener]()
         for opener in self._in_period(counted):
@@ -60,7 +61,7 @@ class Written:
         return [self._row(opener) for opener in [*opened, *new][: max(room, 0)]]
 
     def last_rows(self, counted: Iterable[Opener]) -> list[OpenAttempted]:
-        """Those due at the end of the period, or of the service."""
+        """The rows that are due at the end of the period, or of the service."""
         rows = self.rows
         now = [opener for opener in self._in_period(counted) if opener.who in rows]
         return [self._row(opener, ended=True) for opener in now if opener.times > rows[opener.who].times]
@@ -91,7 +92,7 @@ class Written:
         return replace(self, forgotten=forgotten)
 
     def with_rows(self, events: Iterable[OpenAttempted]) -> Written:
-        """What they tell once these rows are written."""
+        """What the rows say when these rows are written too."""
         return replace(self, rows={**self.rows, **{event.opener.who: event.opener for event in events}})
 
     def _row(self, opener: Opener, *, ended: bool = False) -> OpenAttempted:
@@ -112,12 +113,12 @@ class Written:
 
 
 def begun(now: Period, counted: Iterable[Opener]) -> Written:
-    """A period in which nobody has tried yet. ``counted``: as they are when it begins."""
+    """A period in which nobody has tried yet. ``counted``: the counts of all openers when it begins."""
     return Written(now, {opener.who: opener for opener in counted})
 
 
 def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opener], Written]:
-    """What these rows of a device, oldest first, tell: all openers, with all their attempts, and the present period."""
+    """What these rows of a device, oldest first, say: all openers, with all their attempts, and the present period."""
     newest: dict[tuple[Who, Period], Opener] = {}
     for event in events:
         if event.opener.place in OTHERS:  # they have no names, and who asks from now on is counted anew

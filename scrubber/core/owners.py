@@ -1,7 +1,8 @@
 """Which owner of a device may follow which: the table of owners.
 
 Rule 1: ``PutInUse`` is the only event that sets an owner. It carries one ``OwnerFact``; ``TABLE`` says from which
-        standing to which other each fact leads, and ``_fits`` what it leaves as it was. All else is rejected.
+standing to which other standing each fact leads, and ``_fits`` says what the fact leaves unchanged. Everything else is
+rejected.
 Rule 2: an owner with a known container is never replaced by one without a known container.
 Rule 3: an owner that was given the device, or that the checkpoint confirmed, never becomes unannounced again.
 Rule 4: an owner that was seen counts as not seen only after another admitted start, because only the absence of an
@@ -91,9 +92,9 @@ def legal(before: Owner | None, after: Owner) -> bool:
 
 
 def late(owner: Owner | None, sighting: Owner) -> Owner | None:
-    """How a sighting is recorded that was decided before this owner was known; None if it says nothing new.
+    """How to record a sighting that was decided before this owner was known; None if it says nothing new.
 
-    Another pod's container than the owner's was on the device: the device is crowded.
+    If a container of another pod was on the device, the device is crowded.
     """
     if legal(owner, sighting):
         return sighting
@@ -105,7 +106,7 @@ def late(owner: Owner | None, sighting: Owner) -> Owner | None:
 
 
 def _fits(fact: OwnerFact, before: Owner | None, after: Owner) -> bool:
-    """Whether the owner is otherwise the same, or a new one about whom no more is known."""
+    """Whether the owner is otherwise unchanged, or is a new owner about whom nothing else is known."""
     if before is None or before.container != after.container or fact is OwnerFact.FOUND:
         # The checkpoint names another holder: the device was crowded before its owner was known.
         confirmed = fact is OwnerFact.CONFIRMED

@@ -1,6 +1,6 @@
 """Who has a device, by the facts of one moment: named, unannounced, assigned, contested or gone.
 
-``owners`` has the table of owners, and which fact leads from one to the next.
+``owners`` has the table of owners, which says which fact leads from one to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can b
 
 
 def called(record: Record, names: Mapping[str, str]) -> ev.PutInUse | None:
-    """The pod of the owner has this name, which nobody can tell once it is deleted. None if that is nothing new.
+    """The event that records the name of the owner's pod, which nobody can find out after the pod is deleted.
+
+    None if the name is not new.
 
     ``names``: NAMESPACE/POD by UID.
     """
@@ -52,7 +54,7 @@ def hanging(facts: Facts) -> tuple[Holder, ...] | None:
 
 
 def about_to_start(owner: Owner | None, now: Moment) -> bool:
-    """Whether the owner's container was admitted and may still appear: it was not seen yet."""
+    """Whether the owner's container was admitted, was not seen yet, and may still appear."""
     return owner is not None and not owner.seen and just_admitted(owner, now)
 
 
@@ -82,9 +84,9 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
 
 
 def between_jobs(record: Record, facts: Facts) -> bool:
-    """Whether no process has the device, and its owner is a pod whose jobs acquire it one after another, as slurmd's.
+    """Whether no process has the device, and its owner is a pod whose jobs acquire it one after another.
 
-    The kubelet's checkpoint names such a pod. It does not name the pod of a claim.
+    An example is the pod of slurmd. The kubelet's checkpoint names such a pod, but not the pod of a claim.
     """
     pod = record.tenancy.container
     return record.tenancy.until_release and facts.holders == () and pod in (facts.assigned_pods or ())
@@ -93,10 +95,10 @@ def between_jobs(record: Record, facts: Facts) -> bool:
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     """Whether an unannounced pod, such as a monitoring agent, has left a device that was granted to another pod.
 
-    The grant must be proven, announced and of this run of the kubelet. Then the device had no holder when it was
-    granted, and each container of the granted pod needs an admitted start. After any other grant the unannounced pod
-    may be the owner, so it keeps the device while it lives. A container outside any pod also keeps it: no checkpoint
-    names one.
+    The grant must be proven, announced and of this run of the kubelet. In that case the device had no holder when it
+    was granted, and each container of the granted pod needs an admitted start. After any other grant the unannounced
+    pod may be the owner, so it keeps the device while it lives. A container outside any pod also keeps it: no
+    checkpoint names one.
     """
     grant, owner, assigned = record.tenancy.grant, record.tenancy.owner, facts.assigned_pods
     if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():
@@ -113,7 +115,7 @@ def needs_assignment(owner: Owner | None, facts: Facts) -> bool:
 
 
 def confirmed_by_assignment(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
-    """The kubelet's checkpoint names an unannounced pod: that pod is the owner, also while it does not use the device.
+    """The kubelet's checkpoint names an unannounced pod: that pod is the owner, even while it does not use the device.
 
     If the checkpoint does not name the recorded pod but names the pod of another holder, that pod is the owner.
     Record it at once: the kubelet forgets a pod that was deleted by force and still runs.
@@ -141,16 +143,17 @@ def contested(record: Record, named: KubeletAssignment) -> bool:
     """Whether a container may start under the name of another pod. ``named``: what the kubelet's checkpoint says.
 
     Each Allocate that succeeds adds one container to the checkpoint. If one is missing, the kubelet has dropped a pod.
-    That pod's container may still start, and the service would take it for a container of the pod that is left.
+    That pod's container may still start, and the service would mistake it for a container of the remaining pod.
     """
     return record.tenancy.allocations > named.containers
 
 
 def outdated(tenancy: Tenancy, named: KubeletAssignment, now: Moment) -> bool:
-    """Whether the kubelet's checkpoint is older than the last Allocate, so that it cannot name the pod of it.
+    """Whether the kubelet's checkpoint is older than the last Allocate.
 
-    The kubelet writes the checkpoint after Allocate and before the first start. The wall clock may have been set since
-    Allocate, before or after that write. So of its times by the old and the present clock the earlier counts.
+    Then it cannot name the pod of that Allocate. The kubelet writes the checkpoint after Allocate and before the first
+    start. The wall clock may have been set since Allocate, before or after that write. So the earlier of the two times
+    counts: the time of Allocate by the old clock, or by the present clock.
     """
     grant, given = tenancy.grant, tenancy.deferred
     if given is None and grant is not None and not grant.at_start:

@@ -21,12 +21,12 @@ def growing(first: float, longest: float, times: int) -> float:
 
 
 def until_probation(first: float, probations: int, chance: float) -> float:
-    """How long a quarantined device rests. ``chance`` in [0, 1) spreads the probations of several devices."""
+    """How long a quarantined device waits. ``chance`` in [0, 1) spreads the probations of several devices."""
     return growing(first, first * PROBATION_GROWS, probations) * (0.8 + 0.2 * chance)
 
 
 def after_interruption(quarantine: Quarantine) -> float:
-    """How long a device rests after its probation was interrupted."""
+    """How long a device waits after its probation was interrupted."""
     return growing(INTERRUPTED_FIRST, INTERRUPTED_LONGEST, quarantine.probes)
 
 

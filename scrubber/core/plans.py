@@ -1,4 +1,4 @@
-"""What is known of each step of a scrub, and which steps a path has."""
+"""What is known about each step of a scrub, and which steps a path has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Driver(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the other rooms must know of a step. How long it may take is the policy's (``policies/policy_model``)."""
+    """What the other rooms must know about a step. The policy says how long it may take (``policies/policy_model``)."""
 
     driver: Driver
     finds: type = NoneType  # what it must report; anything else proves nothing

@@ -28,17 +28,20 @@ def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment)
 
 
 def leaked_bytes(facts: Facts) -> int:
-    """Bytes of memory that are in use and belong to no visible process."""
+    """The bytes of memory that are in use and belong to no visible process."""
     return 0 if facts.vitals is None else facts.vitals.leaked_bytes
 
 
 def leak(leaked: int) -> str:
-    """These bytes, as operators read of them."""
+    """A sentence about these bytes for operators."""
     return f"{quantity(leaked, 'byte is', 'bytes are')} in use, but no visible process holds them"
 
 
 def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
-    """What these facts end: the trust in any device, or the proof of a clean one. Record it before any other answer."""
+    """What these facts end: the trust in any device, or the proof of a clean device.
+
+    Record it before any other answer.
+    """
     if record.incarnation != facts.incarnation and record.state is not State.SCRUBBING:
         rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
         return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
@@ -63,7 +66,10 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
 
 
 def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted | None:
-    """What ends the trust in a device if the ledger may be an older copy. ``boot_id``: the present one, if known."""
+    """What ends the trust in a device if the ledger may be an older copy.
+
+    ``boot_id``: that of the present boot, if known.
+    """
     if boot_id not in (None, record.incarnation.boot_id):
         return None  # after a reboot no proof counts anyway, and no container of before can start
     why = "the ledger may be an older copy, made before the device was used"

@@ -75,12 +75,12 @@ class Tenancy:
 
     @property
     def until_release(self) -> bool:
-        """Whether the device was granted until its release, so that any container may use it meanwhile."""
+        """Whether the device was granted until its release, so that any container may use it until then."""
         return self.grant is not None and self.grant.until_release
 
     @property
     def acquired_by(self) -> str:
-        """Who has acquired the device; empty if nobody has, or somebody without a name."""
+        """Who has acquired the device; empty if nobody has, or if the owner has no name."""
         return self.grant.owner if self.grant is not None else self.kept_for
 
     @property
@@ -95,7 +95,7 @@ class Tenancy:
 
 @dataclass(frozen=True, slots=True)
 class Scrubs:
-    """What the scrubs of the device have shown, the one that runs, and what the next one owes."""
+    """What the scrubs of the device have shown, the running scrub, and what the next scrub must do."""
 
     job: Job | None = None
     receipt: Receipt | None = None  # None once something has ended the proof
@@ -114,7 +114,7 @@ class Scrubs:
 
     @property
     def usual_seconds(self) -> float | None:
-        """How long the device's fast path usually takes; None until one was measured."""
+        """How long the device's fast path usually takes; None until a fast path was measured."""
         times = sorted(self.fast_seconds)
         return times[len(times) // 2] if times else None
 

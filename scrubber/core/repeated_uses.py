@@ -19,14 +19,14 @@ ANEW = (ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Distrusted)  # handed ou
 
 @dataclass(frozen=True, slots=True)
 class RepeatedUse:
-    """A container, or the processes of one name outside containers; or processes that had left each time."""
+    """A container, or the processes with one name outside containers; or processes that had left each time."""
 
     last: Holder | None  # the newest process; None: it could not be named
     times: int
 
 
 def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]:
-    """Who came again and again since the device was last handed out or distrusted, the most frequent first.
+    """Who has used the device repeatedly since it was last handed out or distrusted, the most frequent first.
 
     ``uptime``: now.
     """
@@ -70,5 +70,8 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> dict[str, str
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:
-    """A container whatever runs in it; outside, a process can choose its name, and no better one is known."""
+    """For a process in a container, the container.
+
+    Outside containers a process can choose its name, but no better name is known.
+    """
     return holder.container, "" if holder.container is not None else holder.command

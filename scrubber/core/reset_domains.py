@@ -1,4 +1,4 @@
-"""Which devices one reset takes down, and whether one is under way."""
+"""Which devices one reset takes down, and whether a reset is under way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from scrubber.core.record import Record
 
 
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
-    """The other devices that a reset of this one takes down. One that is gone counts: it may return at any moment."""
+    """The other devices that a reset of this device takes down.
+
+    A device that is gone counts, because it may return at any moment.
+    """
     domain = record.device.reset_domain
     if domain is None:
         return []

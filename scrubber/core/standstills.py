@@ -1,8 +1,8 @@
 """What the clocks say about the whole node: whether the service stood still, and whether the wall clock was set.
 
 The service takes short pauses of a known length. A pause that lasts longer shows that the process did not run: it was
-stopped or frozen, or the machine was busy or suspended. Few rows of the ledger tell of them: a busy machine
-must not push out what else the ledger has.
+stopped or frozen, or the machine was busy or suspended. The ledger has few rows about standstills, because a busy
+machine must not push out the other rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PreStartContainer: may a container start on this device? A restart of the node may have skipped Allocate.
 
 A record, fresh facts, the policy, the starting pod and the time go in; one answer comes out. The rules of ``acquire``
-hold here as well, and one more:
+also apply here, with one more:
 
 Rule 4: the record shows whether a start is that of a new tenant; nothing is guessed. A start on a grant without an
 owner is the first one. A start of the recorded owner is a start of the same pod. A start of any other pod is that of a
@@ -32,7 +32,10 @@ EACH_CONTAINER = "another container of the pod is about to start, and policy wan
 
 
 def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
-    """The one pod that the kubelet's checkpoint names for all of these devices. No pod, or several, is a refusal."""
+    """The one pod that the kubelet's checkpoint names for all of these devices.
+
+    If it names no pod, or several, this is a refusal.
+    """
     for device, pods in owners.items():
         if not pods:
             why = f"cannot start on {device}: the kubelet's checkpoint names no pod for it"
@@ -74,7 +77,7 @@ def decide(
 
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
-    """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
+    """Why it is not proven that the checkpoint names the pod of the grant, or None."""
     if record.incarnation != facts.incarnation:
         return None
     if ownership.outdated(record.tenancy, named, now):
@@ -98,7 +101,10 @@ def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
 def _enforced(
     record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
-    """``why_clean``: why each container of the pod needs a clean device, or None."""
+    """The answer of a policy that enforces.
+
+    ``why_clean``: why each container of the pod needs a clean device, or None.
+    """
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
@@ -108,7 +114,8 @@ def _enforced(
         case State.SCRUBBING:
             return _as_start(acquire.under_way(record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
-            # The grant was not seen: after a reboot, while the service was away, or where its start was waited for.
+            # The grant was not seen: after a reboot, while the service was not running, or because the start waits for
+            # the proof.
             return _as_start(acquire.decide(record, facts, policy, now, ForPod(), action=Action.START_ON))
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, why_clean)
@@ -149,7 +156,7 @@ def _from_grant(
 def _again(
     record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
-    """A restart, or another container of the same pod: policy ``model`` says what happens."""
+    """A restart, or another container of the pod: the policy's ``model`` says what happens."""
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     shared = ownership.shared_use(record, facts)
@@ -174,9 +181,10 @@ def _again(
 
 
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
-    """Yes. The start of an unannounced pod is admitted now.
+    """The container may start.
 
-    A pod that is not known to run now counts as not seen. Only after it was seen does its absence mean its end.
+    The start of an unannounced pod is admitted now. A pod that is not known to be running now counts as not seen. The
+    absence of a pod means its end only after the pod was seen.
     """
     owner = record.tenancy.owner
     if owner is None:
@@ -187,7 +195,10 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 
 
 def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
-    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
+    """The answer for a new tenant, because the owner is not this pod.
+
+    Exception: the owner has no name and all holders belong to this pod.
+    """
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     owner = record.tenancy.owner
@@ -204,7 +215,10 @@ def _owned_by(record: Record, pod: str) -> bool:
 
 
 def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
-    """Yes. A pod that is alive before its container starts counts as seen: if it is absent later, it has ended."""
+    """The container may start.
+
+    A pod that is alive before its container starts counts as seen: if it is absent later, it has ended.
+    """
     return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
 
 

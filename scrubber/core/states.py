@@ -9,11 +9,11 @@ Rule 4: a device that was quarantined when its job began leaves SCRUBBING for CL
 Rule 5: a device that needs a reset (``due_path``) enters CLEAN only with a receipt that names one.
 Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
 
-The ledger replays its rows through the same ``apply``: there is no second way to change anything. The documentation
+The ledger replays its rows through the same ``apply``: there is no other way to change anything. The documentation
 shows this table as a diagram.
 
-The table does not show everything: ``changes`` has all that an event changes beside the state, and ``owners`` the table
-of owners.
+The table does not show everything: ``changes`` says what an event changes beside the state, and ``owners`` has the
+table of owners.
 
 Devices are not independent: a reset takes down all devices of a reset domain. ``reset_domains`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
@@ -143,7 +143,7 @@ SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one 
 
 
 def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
-    """The record after one more event. IllegalEventError when the event must not happen."""
+    """The record after one more event. Raises IllegalEventError if the event must not happen."""
     event = entry.event
     if isinstance(event, ev.Discovered):
         if record is not None:
@@ -162,7 +162,7 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
 
 
 def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:
-    """The records after these entries. Events of the node change none."""
+    """The records after these entries. Events of the node do not change any record."""
     result = {record.device.uuid: record for record in records}
     for entry in entries:
         if isinstance(entry.event, ev.OF_NODE):
@@ -172,10 +172,10 @@ def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tupl
 
 
 def to_record_later(earlier: ev.Event | None, event: ev.Event) -> ev.Event | None:
-    """Which event of a device must be recorded once the ledger can be written again: the newest sighting.
+    """The event that must be recorded when the ledger can be written again: the newest sighting of the device.
 
-    ``event`` could not be recorded, and ``earlier`` neither. A sighting of the owner alone does not replace one that
-    shows another process.
+    Neither ``event`` nor ``earlier`` could be recorded. A sighting of the owner alone does not replace one that shows
+    another process.
     """
     if not isinstance(event, SIGHTINGS):
         return earlier
@@ -187,9 +187,9 @@ def _shows_others(sighting: ev.Event) -> bool:
 
 
 def late(record: Record | None, sighting: ev.Event) -> ev.Event | None:
-    """How a sighting that could not be recorded in time is recorded now; None if it must not be, or says nothing new.
+    """How to record a late sighting now; None if it must not be recorded, or says nothing new.
 
-    The write that reported an error may have reached the disk, with events that followed.
+    The write that reported an error may still have reached the disk, with the events after it.
     """
     if record is None or type(sighting) not in TABLE[record.state]:
         return None

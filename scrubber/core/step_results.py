@@ -1,6 +1,7 @@
-"""What the result of one step shows by itself. Steps only report: a fault in a report is found here, and nowhere else.
+"""What the result of one step shows on its own.
 
-The job asks once for each result, before the next step may run. ``verdict`` and the ledger get what it answers.
+Steps only report: faults in a report are found only here. The job asks once for each result, before the next step may
+run. ``verdict`` and the ledger get the answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def judged(result: StepResult, record: Record) -> StepResult:
 
 
 def _credited(result: StepResult, record: Record) -> StepResult:
-    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it."""
+    """The result without old data that may be the pattern of an earlier clear: no owner is named for such data."""
     clear = result.findings
     scrubs = record.scrubs
     if not isinstance(clear, Cleared) or not (scrubs.half_cleared or (scrubs.pattern_left and clear.residue_bytes)):

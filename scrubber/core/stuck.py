@@ -1,6 +1,7 @@
-"""Since when processes that do not end hold a device: one rule for what a scrub finds, and for what is seen in use.
+"""Since when processes that do not end hold a device: one rule for a scrub, and for a device in use.
 
-Only an answer that names none of these processes ends the time. A step or an observation that was held up is no answer.
+The time ends only with an answer that names none of these processes. A step or an observation that was held up is not
+an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Answer = tuple[Holder, ...] | None
 
 
 def followed(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
-    """Who is stuck after this answer. The time goes on while one of them is the same process."""
+    """Who is stuck after this answer. The time continues as long as one of these processes remains."""
     if answer is None:
         return before
     if not answer:
@@ -27,12 +28,15 @@ def followed(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
 
 
 def left_by(evict: StepResult) -> Answer:
-    """The processes that this evict has told to end in vain. Where it told none, somebody else was in its way."""
+    """The processes that this evict told to end, and that did not.
+
+    If it told no process, something else prevented the step.
+    """
     if evict.outcome is Outcome.PASSED:
         return ()
     return evict.findings.stuck or None if isinstance(evict.findings, Evicted) else None
 
 
 def held_for(stuck: Stuck | None, now: Moment) -> float:
-    """For how many seconds processes that do not end hold the device; less than nothing: none does."""
+    """For how many seconds processes that do not end have held the device; negative if there are none."""
     return now.uptime - stuck.since.uptime if stuck is not None else -math.inf

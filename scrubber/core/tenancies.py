@@ -1,11 +1,10 @@
 """The tenancies of devices, read from their events: who had a device when, what was proven before, and wiped after.
 
-A tenancy begins with a grant, or with a use that no grant covers. It goes on while a container of its tenant starts
-again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy. The first scrub of
-the device that passes after its end is its wipe, also if another tenant had the device before.
-
-The table of states is not used here: the first entries may be what compactions have kept, without the records and
-steps before them. And a row is not the record's tenancy: a grant that nobody started on is a row, and no hand-over.
+A tenancy begins with a grant, or with a use that no grant covers. It continues when a container of its tenant starts
+again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy. The first scrub
+that passes after its end is its wipe, even if another tenant had the device in between. The table of states is not used
+here, because a compaction may have left the first entries without the records and steps before them. A row is also not
+the record's tenancy: a grant on which no container started is a row, but not a hand-over.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TELL_NO_OWNER = (ev.PutInUse, ev.PastGate, ev.OpenAttempted, ev.FenceMissed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenancyRow:
-    """One tenancy of a device, as lists show it. What the events do not tell is empty."""
+    """One tenancy of a device, as lists show it. A field is empty if the events do not say it."""
 
     device: str
     began: float
@@ -49,7 +48,7 @@ class TenancyRow:
 
     @property
     def tenant(self) -> str:
-        """The best name of who had the device."""
+        """The best known name of the tenant."""
         return self.pod or self.owner or self.uid
 
 
@@ -161,7 +160,7 @@ class _Device:
         self._present = replace(present, pod=owner.called or (present.pod if uid == present.uid else ""), uid=uid)
 
     def _opened_by(self, opener: Opener) -> None:
-        """Somebody else has opened it. The row may follow the end of the tenancy, by a second."""
+        """Somebody else has opened the device. The row may follow the end of the tenancy by a second."""
         note = f"{opener.pod or place_words(opener.place) or 'a process'} opened it as well"
         if self._present is not None:
             self._present = _noted(self._present, note)

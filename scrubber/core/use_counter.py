@@ -1,8 +1,8 @@
-"""The use counter of a device: how often did others use it, up to now, and was nothing missed?
+"""The use counter of a device: how often others have used it up to now, and whether uses were missed.
 
-A short use begins and ends between two observations, so only a use counter notices it. Which one a device has depends
-on its backend and on its settings. A device without a use counter is known to have none, and status says so. If a use
-counter cannot answer, others may have used the device.
+A short use begins and ends between two observations, so only a use counter notices it. Which use counter a device has
+depends on its backend and on its settings. If a device has no use counter, this is known, and people are told. If the
+use counter of a device cannot answer, others may have used the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 
 class UseCounter(Enum):
-    """Who counts the short uses of a device, in the words of status and receipts."""
+    """What counts the short uses of a device, in the words of status and receipts."""
 
     FENCE = "fence in the kernel"
     FILES = "watch on files"
@@ -21,7 +21,7 @@ class UseCounter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All uses by others up to now are counted. What may have been missed before counts as a use."""
+    """All uses by others up to now are counted. A use that may have been missed before counts as a use."""
 
     by: UseCounter
     uses: int  # only grows while the service runs
@@ -47,7 +47,7 @@ class NoUseCounter:
 
     @property
     def words(self) -> str:
-        """That there is none, as status and receipts say it."""
+        """The sentence of status and receipts that there is no use counter."""
         return f"none: {self.why}"
 
 
@@ -60,7 +60,7 @@ class Missed:
 
     @property
     def words(self) -> str:
-        """That nothing is known, as status says it."""
+        """The sentence of status that nothing is known."""
         return f"not known: {self.why}"
 
 

@@ -1,7 +1,7 @@
 """Shows the kubelet the drivers that register in a directory which the kubelet does not watch.
 
 One driver is behind us: the kubelet calls this program instead. All others are only shown: the kubelet calls them
-itself. A driver that is gone is not shown any more, so that the kubelet treats it as gone.
+itself. A driver that is gone is no longer shown, so that the kubelet treats it as gone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class VendorRegistry:
             await asyncio.sleep(AGAIN)
 
     async def _show(self, path: Path, channel: grpc.aio.Channel, info: wire.PluginInfo) -> None:
-        """Show a driver until it does not answer any more, or one of our files was removed."""
+        """Show a driver until it no longer answers, or until one of our files is removed."""
         behind_us = self._is_behind_us(info)
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
@@ -147,7 +147,7 @@ class VendorRegistry:
         return info.type == KIND and info.name == self._chosen.driver
 
     async def _usable_info(self, channel: grpc.aio.Channel) -> wire.PluginInfo | str:
-        """What a driver says of itself, or why it cannot be shown to the kubelet."""
+        """What a driver says about itself, or why it cannot be shown to the kubelet."""
         try:
             info = await _info(channel)
         except grpc.aio.AioRpcError as error:
@@ -180,7 +180,7 @@ def _found(directory: Path) -> dict[Path, sockets.Identity]:
 
 
 def _ours(info: wire.PluginInfo, service: Path, *, behind_us: bool) -> wire.PluginInfo:
-    """What the kubelet gets to know."""
+    """The info that the kubelet gets."""
     shown = wire.PluginInfo()
     shown.CopyFrom(info)
     shown.endpoint = str(service)

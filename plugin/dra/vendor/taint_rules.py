@@ -1,8 +1,8 @@
 """Writes DeviceTaintRules: they keep the scheduler off a vendor's devices that no claim may get.
 
 The slices are the vendor's, and only their owner can write a taint into them. So each such device has a
-DeviceTaintRule, which goes when the device is well again. While the scrub service does not answer, the rules stay as
-they are. A rule belongs to the Node: it is deleted with the Node.
+DeviceTaintRule, which is deleted when the device is healthy again. While the scrub service does not answer, the rules
+stay as they are. A rule belongs to the Node: it is deleted with the Node.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ Taints = Mapping[str, Mapping[str, str]]  # by UUID, in lower case
 
 
 def taints(devices: Iterable[Device]) -> Taints:
-    """Those of sick and quarantined devices. A device that only waits for its scrub has none: a claim may wait.
+    """The taints of sick and quarantined devices.
 
-    A device that the service no longer lists keeps its taint: nothing says that it is well.
+    A device that only waits for its scrub has none, because a claim may wait for it. A device that the service no
+    longer lists keeps its taint, because nothing says that it is healthy.
     """
     return {
         resource_slices.device_name(device.uuid): resource_slices.taint(DRIVER, device)
@@ -111,7 +112,7 @@ class TaintRules:
         self._written = taints
 
     async def _change(self, device: str, change: Awaitable[None], refused: Mapping[str, str]) -> bool:
-        """Whether the API server takes the change. If not, the changes for other devices follow all the same.
+        """Whether the API server accepts the change. If it does not, the changes for other devices still follow.
 
         Each refusal is logged once. ``refused``: what was refused at the last look.
         """
