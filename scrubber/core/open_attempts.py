@@ -2,7 +2,8 @@
 
 The attempts are counted in periods. A period of a device begins when the device is given to somebody, and when it is
 given back. So its rows say who tried to open it while a tenant had it, and who tried between two tenants. A flood of
-attempts must not fill the ledger: a period has few rows, and the caller says how many first rows there may be now. One more row counts those left out.
+attempts must not fill the ledger: a period has few rows, and the caller says how many first rows there may be now. One
+more row counts those that are left out.
 """
 
 from __future__ import annotations
