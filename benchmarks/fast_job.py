@@ -25,7 +25,7 @@ from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.jobs import scrub_job
+from scrubber.jobs import path_run
 from scrubber.steps import step_functions
 from scrubber.steps.orders import Order, StepContext
 from tests.fakes.cuda.fixtures import in_this_process, libraries
@@ -98,7 +98,7 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
         found.begin(pci_address, manager)
         return found
 
-    order = scrub_job.order(policy, path, secrets.token_hex(16), None)
+    order = path_run.order_for(policy, path, secrets.token_hex(16), None)
     on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
     beside = _bench(NvidiaGpu(place, lambda: None))
     for step in plans.PLANS[path]:

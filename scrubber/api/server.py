@@ -252,9 +252,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
-        step = running.step.value if running.step is not None else ""
-        place = self._service.context.jobs.slots.place(running.device)
-        done, total = running.bytes_done, running.bytes_total
+        progress, place = running.progress, self._service.context.jobs.slots.place(running.device)
+        step = progress.step.value if progress.step is not None else ""
+        done, total = progress.bytes_done, progress.bytes_total
         return views.ScrubProgress(running.device, running.id, step, done, total, queue_place=place)
 
     def _result(self, running: ScrubJob) -> views.ScrubResult:

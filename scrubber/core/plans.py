@@ -7,7 +7,7 @@ from enum import Enum
 from types import NoneType
 
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
-from scrubber.core.model import Evicted, HealthRead, ScrubPath, Step, StepResult
+from scrubber.core.model import Evicted, HealthRead, ScrubPath, Step
 
 
 class Driver(Enum):
@@ -44,8 +44,3 @@ STEPS = {  # in the order in which they run
 }
 PLANS = {path: tuple(step for step, traits in STEPS.items() if path not in traits.not_on) for path in ScrubPath}
 FIRST_ON_MEMORY = next(step for step, traits in STEPS.items() if traits.driver is Driver.FOR_MEMORY)
-
-
-def is_reported(result: StepResult) -> bool:
-    """Whether a step that passed has reported what it must find."""
-    return isinstance(result.findings, STEPS[result.step].finds)

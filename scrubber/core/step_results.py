@@ -6,13 +6,14 @@ run. ``verdict`` and the ledger get the answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from ground.quantities import quantity
 from scrubber.core import plans
 from scrubber.core.measured import Cleared, Mismatch, Scratched, Tested, Verified
-from scrubber.core.model import Blame, Outcome, StepResult
+from scrubber.core.model import Blame, Outcome, Step, StepResult
 from scrubber.core.record import Record
 
 
@@ -34,6 +35,15 @@ def judged(result: StepResult, record: Record) -> StepResult:
     return _credited(result, record)
 
 
+def unreported(results: Iterable[StepResult]) -> Step | None:
+    """The first step that has not reported what it must find. Without that, a step that passed proves nothing."""
+    return next((result.step for result in results if not _is_reported(result)), None)
+
+
+def _is_reported(result: StepResult) -> bool:
+    return isinstance(result.findings, plans.STEPS[result.step].finds)
+
+
 def _credited(result: StepResult, record: Record) -> StepResult:
     """The result without old data that may be the pattern of an earlier clear: no owner is named for such data."""
     clear = result.findings
@@ -48,7 +58,7 @@ def _credited(result: StepResult, record: Record) -> StepResult:
 
 
 def _fault(result: StepResult) -> Fault | None:
-    if not plans.is_reported(result):
+    if not _is_reported(result):
         return Fault("it did not report what it must find", Blame.SERVICE)
     match result.findings:
         case Cleared() as clear:

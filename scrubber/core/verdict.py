@@ -25,7 +25,7 @@ from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.policy_model import Policy
 from scrub_api.measurements import Measurements, Uncovered
-from scrubber.core import answers, ownership, plans, proof, stuck
+from scrubber.core import answers, ownership, plans, proof, step_results, stuck
 from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measured import (
@@ -356,7 +356,7 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
 
 def _not_reported(ran: tuple[StepResult, ...]) -> Failed | None:
     """Each result must have the findings of its own step. Otherwise nothing is proven."""
-    silent = next((result.step for result in ran if not plans.is_reported(result)), None)
+    silent = step_results.unreported(ran)
     why = "did not report what it must find"
     return failed(silent, Blame.SERVICE, f"{silent.value} {why}") if silent is not None else None
 

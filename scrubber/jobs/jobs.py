@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
-from scrubber.jobs.scrub_job import JobContext, ScrubJob, Signs, Spawn, own_worker
+from scrubber.jobs.job_context import JobContext, Signs, Spawn
+from scrubber.jobs.own_worker import own_worker
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
@@ -51,7 +54,7 @@ class Jobs:
         self.slots = Slots(observer)
         self._running: dict[str, ScrubJob] = {}
         self._context = JobContext(
-            ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running
+            ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running.pop
         )
         self._spawn_restorer = spawn_restorer
         self._restoring: dict[str, asyncio.Task[None]] = {}
@@ -156,7 +159,7 @@ class Jobs:
                 address = (await observer.driver.pending_restores()).get(device)
                 if address is None:
                     return True
-                async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:
+                async with own_worker(observer, partial(self._spawn_restorer, address), []) as starting:
                     worker = await starting
                     result = await worker.do(
                         Step.SETTINGS, ScrubPath.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None

@@ -76,8 +76,10 @@ class StatusReporter:
         place = self._context.jobs.slots.place(uuid)
         progress = device_status.Progress(queue_place=place)
         if running is not None:
-            done = running.bytes_done, running.bytes_total
-            progress = device_status.Progress(*done, place, running.step, running.step_runs, running.progressed)
+            at = running.progress
+            progress = device_status.Progress(
+                at.bytes_done, at.bytes_total, place, at.step, at.step_runs, at.progressed
+            )  # fmt: skip
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         offered = offering.offer(record, device_policy.policy, now, self._context.offer_facts(record))

@@ -74,7 +74,7 @@ async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
     assert await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
-        return [(running.bytes_done, running.bytes_total) async for _ in running.updates()]
+        return [(running.progress.bytes_done, running.progress.bytes_total) async for _ in running.updates()]
 
     one, other = await asyncio.gather(watch(), watch())
     assert one == other

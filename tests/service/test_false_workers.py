@@ -12,10 +12,10 @@ import pytest
 
 from ground.errors import AutoclaveError
 from scrubber.core import verdict
-from scrubber.core.events import Event
 from scrubber.core.measured import Cleared, Scratched, Verified
 from scrubber.core.model import Evicted, HealthRead, Outcome, State, Step, Vitals
 from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.jobs.vetoes import Vetoes
 from scrubber.steps.orders import Report
 from tests.service.node import Kind
 from tests.service.pretend_worker import ALL, UNITS, PretendWorker
@@ -70,19 +70,25 @@ class Idler(PretendWorker):
         return result
 
 
-class Fenceless(ScrubJob):
-    """A job that no veto stops."""
+class NoVetoes(Vetoes):
+    """Nothing stops a step."""
 
     def _veto(self, _step, _facts) -> None:
         return None
 
 
+class Fenceless(ScrubJob):
+    """A job that no veto stops."""
+
+    vetoes_type = NoVetoes
+
+
 class Trusting(ScrubJob):
     """A job that believes every result of its worker."""
 
-    def _conclusion(self, record, job, _judged, vitals) -> Event:
-        trusted = verdict.judge(job, record.health.baseline, self.device_policy.policy)
-        return super()._conclusion(record, job, trusted, vitals)
+    async def _judged(self, record, job, path) -> tuple[verdict.Verdict, Vitals | None]:
+        _, vitals = await super()._judged(record, job, path)
+        return verdict.judge(job, record.health.baseline, self.device_policy.policy), vitals
 
 
 async def hand_over(world):

@@ -95,6 +95,6 @@ async def test_a_job_cancelled_before_its_start_logs_its_end(world: World) -> No
             device, ScrubPath.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann"
         )
         await world.context.jobs.cancel(device)
-    assert (running.bytes_done, world.node.gpus[device].processes) == (0, {})
+    assert (running.progress.bytes_done, world.node.gpus[device].processes) == (0, {})
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]
     assert shown == [("job ended", "cancelled", 0.0)]

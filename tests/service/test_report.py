@@ -78,7 +78,7 @@ async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
 
 async def test_status_shows_the_progress_of_a_job(world, reporter):
     running = await world.operator_requests.scrub("GPU-0000", ScrubPath.SLOW)
-    while running.bytes_total == 0:
+    while running.progress.bytes_total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
     assert 0 <= job.step_seconds < job.step_limit == 60.0
@@ -109,7 +109,7 @@ async def test_a_clear_that_stalls_is_explained_with_advice(begin):
     world = await begin(worker=StallsLater)
     device, reporter = world.uuids[0], world.life.reporter
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
-    while running.bytes_done == 0:
+    while running.progress.bytes_done == 0:
         await anext(running.updates())
     world.node.gpus[device].stalls = True
     assert (await reporter.explain(device)).advice == ()

@@ -15,7 +15,9 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
+from scrubber.jobs.path_run import PathRun
 from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.jobs.vetoes import Vetoes
 from scrubber.observe.observed_since import UNOBSERVED
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import results, rows
@@ -35,31 +37,40 @@ async def until(word):
             await asyncio.sleep(0.001)
 
 
-class Traced(ScrubJob):
-    """Says when a step and an observation begin, and waits before the observation ends."""
-
-    trace: ClassVar[list[str]] = []
-    takes = 0.0
-    blinded = 0  # so many looks at a verify can tell nothing
-    cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
+class TracedPath(PathRun):
+    """Says when a step begins and ends."""
 
     async def _result(self, worker, step, *rest, **more) -> StepResult:
-        self.trace.append(f"begins {step.value}")
+        Traced.trace.append(f"begins {step.value}")
         result = await super()._result(worker, step, *rest, **more)
-        self.trace.append(f"ends {step.value}")
+        Traced.trace.append(f"ends {step.value}")
         if step is Step.CLEAR:
             Traced.cleared()
         return result
 
+
+class TracedVetoes(Vetoes):
+    """Says when an observation begins, and waits before it ends."""
+
     async def _observe(self, step) -> Facts:
-        self.trace.append("looks")
+        Traced.trace.append("looks")
         facts = await super()._observe(step)
-        await asyncio.sleep(self.takes)
-        self.trace.append("has looked")
-        if self.blinded and self.step is Step.VERIFY:
+        await asyncio.sleep(Traced.takes)
+        Traced.trace.append("has looked")
+        if Traced.blinded and step is Step.VERIFY:
             Traced.blinded -= 1
             return replace(facts, holders=None)
         return facts
+
+
+class Traced(ScrubJob):
+    """A job whose steps and observations are listened to."""
+
+    path_type, vetoes_type = TracedPath, TracedVetoes
+    trace: ClassVar[list[str]] = []
+    takes = 0.0
+    blinded = 0  # so many looks at a verify can tell nothing
+    cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
 
 class Busy(PretendWorker):

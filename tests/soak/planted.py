@@ -37,9 +37,9 @@ CARELESS = {  # each lets a scrub overwrite memory that a live process uses
         "wipes",
     ),
     "nobody looks before a step": Planted(
-        "scrubber/jobs/scrub_job.py",
-        "self._veto(step, facts)\n        if veto is not None:",
-        "self._veto(step, facts)\n        if False:",
+        "scrubber/jobs/path_run.py",
+        "facts, veto = await self.vetoes.look(step)\n        if veto is not None:",
+        "facts, veto = await self.vetoes.look(step)\n        if False:",
         "wipe:",
         WIPES_SEED,
         "wipes",

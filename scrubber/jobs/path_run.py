@@ -1,0 +1,255 @@
+"""One run of one path: its two workers and its steps, one after the other, up to the first one that does not pass.
+
+Each step has a deadline, and runs in a worker process that can be killed. Before each step the path looks at the device
+and asks whether there is a veto. During each step it watches for unexpected holders.
+
+A step that only reads already runs while the device is observed, because observations take most of the
+time of a short path. The result of such a step counts only without a veto by then.
+
+A path has two workers: one up to the last step on memory, one for the rest. The steps on memory share a worker,
+because one step reads what another step wrote. The first worker opens the device only before ``clear``: until then it
+does not hold it. On a card its end takes longer than the rest of the path, so the second one works meanwhile. Both have
+ended, and the device has its memory back, before the device is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ground.aio import Changed
+from policies.policy_model import Eviction, Policy
+from scrubber.core import leftover, plans, step_results
+from scrubber.core.answers import Veto
+from scrubber.core.model import Blame, Moment, Outcome, ScrubPath, Step, StepResult, Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.jobs.job_context import JobContext
+from scrubber.jobs.job_rows import JobRows
+from scrubber.jobs.own_worker import StartingWorker, own_worker
+from scrubber.jobs.vetoes import Vetoes
+from scrubber.steps.orders import Order
+from scrubber.workers.worker import Worker
+
+CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """How far a job is. What is here is lost when the service ends."""
+
+    now: Callable[[], Moment]
+    changed: Changed = field(default_factory=Changed)  # told after each change
+    step: Step | None = None  # the present one; None while the job waits for its turn
+    step_runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds
+    progressed: float | None = None  # the uptime of the last progress of a step that counts its bytes
+    bytes_done: int = 0  # of the present step
+    bytes_total: int = 0
+
+    def report(self, done: int, total: int) -> None:
+        """The worker has done that much of the step."""
+        if self.progressed is not None and done != self.bytes_done:  # a worker may report the same number again
+            self.progressed = self.now().uptime
+        self.bytes_done, self.bytes_total = done, total
+        self.changed.notify()
+
+
+@dataclass(slots=True)
+class PathRun:
+    """One run of one path."""
+
+    context: JobContext
+    path: ScrubPath
+    policy: Policy
+    vetoes: Vetoes
+    rows: JobRows
+    progress: JobProgress
+    pids: list[int]  # of the workers of the job so far
+    order: Order
+    use_counter: str = ""  # when the clear began: if it is lost before the end, the path proves nothing
+
+    async def run(self) -> None:
+        """Run the steps of the path, up to the first one that does not pass."""
+        plan = plans.PLANS[self.path]
+        rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
+        *first, last = plan[: -len(rest)]
+        async with AsyncExitStack() as until_it_ends, self._worker() as worker:
+            if Step.RESET in plan:  # once the worker has ended: until then its reset tool counts as ours
+                until_it_ends.callback(lambda: self.context.observer.doubt(self._domain()))
+            for step in first:
+                if step is plans.FIRST_ON_MEMORY:
+                    slot = self.context.slots.at_memory(self.rows.device, (*first, last))
+                    await until_it_ends.enter_async_context(slot)
+                if not await self.rows.keep(await self._step(worker, step)):
+                    return
+            result = await self._step(worker, last)
+            if result.outcome is not Outcome.PASSED:
+                await self.rows.keep(result)  # before the worker is killed: a cancelled job then loses no fault
+                return
+            ending = asyncio.create_task(self._let_end(await worker, result, until_it_ends))
+            try:
+                ran = await self._run_rest(rest)
+                ran.insert(0, await ending)
+            finally:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+        await self.rows.keep(*ran)
+
+    def _worker(self) -> AbstractAsyncContextManager[StartingWorker]:
+        return own_worker(self.context.observer, partial(self.context.spawn, self.rows.device, self.policy), self.pids)
+
+    async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
+        """The result of the last step of a worker, which stands only if the worker ends well."""
+        last = await worker.finish(last)
+        # Another process may have its pid while the rest waits its turn.
+        self.context.observer.holders.disown(worker.pid)
+        await until_it_ends.aclose()
+        return last
+
+    async def _run_rest(self, steps: tuple[Step, ...]) -> list[StepResult]:
+        """Run the steps after those on memory. Returns the results that passed, and keeps the first that did not."""
+        passed = list[StepResult]()
+        async with self._worker() as worker:
+            for step in steps:
+                result = await self._step(worker, step, ends=step is steps[-1])
+                if result.outcome is not Outcome.PASSED:
+                    await self.rows.keep(result)
+                    break
+                passed.append(result)
+        return passed
+
+    async def _step(self, worker: StartingWorker, step: Step, *, ends: bool = False) -> StepResult:
+        """``ends``: the worker ends with this step, before a reset may close the driver."""
+        async with self._turn(step) as unexpected_holder:
+            # Before the observation: a later request for a sibling finds a reset in the ledger, and the observation
+            # finds what an earlier request has handed out.
+            if plans.STEPS[step].marked:
+                await self.rows.begin(step, self._domain()[1:] if step is Step.RESET else ())
+            result = await self._result(worker, step, unexpected_holder)
+            return await (await worker).finish(result) if ends and result.outcome is Outcome.PASSED else result
+
+    @asynccontextmanager
+    async def _turn(self, step: Step) -> AsyncIterator[Veto | None]:
+        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
+        plan, progress = plans.PLANS[self.path], self.progress
+        slot, unexpected_holder = self.context.slots.at_driver(self.rows.device, step), None
+        async with AsyncExitStack() as turn:
+            if Step.CLEAR in plan[: plan.index(step)]:
+                async with self.vetoes.watching(step) as watching:
+                    await turn.enter_async_context(slot)
+                    unexpected_holder = watching.result() if watching.done() else None
+            else:
+                await turn.enter_async_context(slot)
+            progress.step = step
+            try:
+                yield unexpected_holder
+            finally:
+                progress.step, progress.step_runs, progress.progressed = None, None, None
+
+    async def _result(self, worker: StartingWorker, step: Step, unexpected_holder: Veto | None) -> StepResult:
+        if unexpected_holder is not None:
+            result = self._aborted(step, unexpected_holder)
+        else:
+            result = await (self._read if plans.STEPS[step].only_reads else self._change)(worker, step)
+        return step_results.judged(result, self.context.ledger.records[self.rows.device])
+
+    async def _read(self, worker: StartingWorker, step: Step) -> StepResult:
+        """Run a step during the observation. A veto kills the worker, and its result is dropped."""
+        doing = asyncio.create_task(self._run_watched(worker, step, self.order))
+        try:
+            _, veto = await self.vetoes.look(step)
+            if veto is not None:
+                await asyncio.wait({doing}, timeout=self.context.watch_every)
+                if doing.done() and doing.result().outcome is Outcome.DIED:
+                    # The dying worker may have disturbed the first observation: observe again.
+                    _, veto = await self.vetoes.look(step)
+            return await doing if veto is None else self._aborted(step, veto)
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _change(self, worker: StartingWorker, step: Step) -> StepResult:
+        """Run a step after the observation. A reset needs the driver released first.
+
+        While the service cannot release the driver, the reset does not begin. That is not a fault of the device.
+        """
+        if step is Step.CLEAR:
+            await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
+        facts, veto = await self.vetoes.look(step)
+        if veto is not None:
+            return self._aborted(step, veto)
+        order = self.order if step is not Step.EVICT else replace(self.order, unused=facts.holders == ())
+        if step is Step.CLEAR:
+            self.use_counter = facts.use_reading.words if facts.use_reading is not None else ""
+        if step is not Step.RESET:  # the observation just taken is the last thing before the step
+            return await self._run_watched(worker, step, order)
+        try:
+            async with self.context.slots.driver_release.during_reset(*self._domain()):
+                _, veto = await self.vetoes.look(step)  # again: the release may have taken long
+                if veto is not None:
+                    return self._aborted(step, veto)
+                return await self._run_watched(worker, step, order)
+        except DeviceError as error:
+            return self._aborted(step, Veto(Blame.SERVICE, str(error)))
+
+    async def _run_watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
+        """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
+        handle, progress = await worker, self.progress
+        deadline = self.policy.deadline(step.value)
+        began = self.context.now().uptime
+        if step is Step.CLEAR:  # it overwrites what was written before this moment
+            self.vetoes.clear_began = began
+        progress.step_runs, progress.progressed = (began, deadline), began if plans.STEPS[step].counts else None
+        doing = asyncio.create_task(handle.do(step, self.path, order, deadline, progress.report))
+        watching = asyncio.create_task(self.vetoes.during(step))
+        try:
+            await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            veto = watching.result()
+            await handle.kill()
+            return replace(self._aborted(step, veto), seconds=(await doing).seconds)
+        finally:
+            doing.cancel()
+            watching.cancel()
+            await asyncio.gather(doing, watching, return_exceptions=True)
+
+    def _aborted(self, step: Step, veto: Veto) -> StepResult:
+        return StepResult(step, self.path, Outcome.ABORTED, 0.0, veto.why, veto.blame, veto.in_the_way)
+
+    def _domain(self) -> tuple[str, ...]:
+        """The devices that a reset takes down."""
+        return self.rows.device, *(sibling.device.uuid for sibling in self.vetoes.siblings())
+
+    async def last_vitals(self) -> tuple[Vitals | None, Veto | None]:
+        """The vitals after the last step, and the unexpected holder that appeared meanwhile.
+
+        The slot keeps resets of other devices away, because the driver is closed during a reset. If the answer is late,
+        it is asked for once more.
+        """
+        observer, device = self.context.observer, self.rows.device
+        self.progress.step = Step.HEALTH  # as people see it
+        slot = self.context.slots.at_driver(device, Step.HEALTH)
+        async with self.vetoes.watching(Step.HEALTH) as watching, slot:
+            vitals = await observer.health.vitals(device)
+            if vitals is None or vitals.partial:
+                await asyncio.sleep(observer.driver.patience)
+                vitals = await observer.health.vitals(device)
+            return vitals, watching.result() if watching.done() else None
+
+
+def order_for(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | None) -> Order:
+    """What the steps of a path are to do under a policy."""
+    return Order(
+        patterns=policy.clear.passes.patterns,
+        key=key,
+        terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
+        terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
+        tenancy=tenancy,
+        grace=policy.evict.grace,
+        patience=policy.budgets.owner_wait,
+        seconds=policy.selftest.time,
+        census=CENSUS if path is ScrubPath.FAST else 1,
+    )
