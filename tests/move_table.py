@@ -38,7 +38,7 @@ ATTACKS = {  # on a node whose programs run
     "before_clear": Move(
         "a process opens a GPU between evict and clear",
         6,
-        not_in_histories="no time passes there, and its judge allows the service a look: tests/service/test_vetoes.py",
+        not_in_histories="no time passes there, and its judge allows the service a look: tests/jobs/test_vetoes.py",
     ),
     "claim": Move("a claim takes a GPU, and its container starts", 8, not_in_cuts=""),
     "in_search": Move(
