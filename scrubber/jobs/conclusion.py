@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from policies.policy_model import Policy
 from scrub_api.measurements import Measurements
-from scrubber.core import closing, next_action, proof, verdict
+from scrubber.core import closing, next_action, scrub_paths, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Job, ScrubPath, Vitals
 from scrubber.core.record import Record
@@ -52,7 +52,7 @@ def _proven(
 def _failed(
     context: JobContext, policy: Policy, record: Record, job: Job, judged: verdict.Failed, vitals: Vitals | None
 ) -> ev.Event:
-    now, escalate = context.now(), not proof.forbids(policy, ScrubPath.RESET)
+    now, escalate = context.now(), not scrub_paths.forbids(policy, ScrubPath.RESET)
     quarantined, given_up = record.health.quarantine is not None, verdict.given_up(record, now)
     match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
         case verdict.Consequence.ESCALATE:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ground import process_names
 from policies.policy_model import Policy
 from scrub_api import views
-from scrubber.core import absence, ailments, answers, device_names, ownership, proof, verdict
+from scrubber.core import absence, ailments, answers, device_names, ownership, scrub_paths, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     NO_CONTAINER,
@@ -113,7 +113,7 @@ def device_status(
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
     device, quarantine, job = record.device, record.health.quarantine, record.scrubs.job
-    path = None if proof.reset_forbidden(record, policy) else proof.next_path(record, policy)
+    path = None if scrub_paths.reset_forbidden(record, policy) else scrub_paths.next_path(record, policy)
     return views.DeviceStatus(
         device=device.uuid,
         index=device.index,
@@ -229,7 +229,7 @@ def advice(  # noqa: PLR0913 - all that is known
         person = asked.course is Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
-            what = (f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}",)
+            what = (f"{scrub_paths.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}",)
         elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
         endable = first if AILMENTS[record.health.quarantine.ailment.kind].lasts is not Lasts.HELD else ()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.policy_model import Clear, Passes, Paths, Proof
-from scrubber.core import acquire, next_action, ownership, proof, start, verdict
+from policies.policy_model import Clear, Paths
+from scrubber.core import acquire, next_action, ownership, start, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import (
     AcquireAnswer,
@@ -26,7 +26,7 @@ from scrubber.core.answers import (
     Wait,
 )
 from scrubber.core.fencing import Pods
-from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
+from scrubber.core.model import Blame, Owner, ScrubPath, Step, Trigger, Vitals
 from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from tests.core import lives
 from tests.core.lives import (
@@ -64,7 +64,6 @@ SLOW = Scrub(ScrubPath.SLOW, Trigger.ACQUIRE)
 EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
 OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
-DAY = Proof().max_age
 UNSEEN_A = lives.but(lives.IN_USE, owner=Owner(A, NOW, seen=False))
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
@@ -276,46 +275,6 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
     assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-RECEIPT = lives.proof(lives.CLEAN)
-RANDOM = ENFORCE.model_copy(update={"clear": Clear(passes=Passes.RANDOM)})
-OF_RANDOM = replace(RECEIPT, patterns=("random",), policy_digest=RANDOM.proof_digest)
-UNRECORDED = replace(facts(), used_at=NOW.uptime + 0.001)
-VALID = rows(
-    ("at its greatest age", RECEIPT, facts(), ENFORCE, later(DAY), True),
-    ("too old", RECEIPT, facts(), ENFORCE, later(DAY + 0.001), False),
-    ("S17 the wall clock has jumped", RECEIPT, facts(), ENFORCE, replace(later(1), wall=NOW.wall + 10 * DAY), True),
-    ("a receipt without patterns", replace(RECEIPT, patterns=()), facts(), ENFORCE, NOW, False),
-    ("a receipt with other patterns", replace(RECEIPT, patterns=("zero",)), facts(), ENFORCE, NOW, False),
-    ("a receipt of random, where zeros are ordered", OF_RANDOM, facts(), ENFORCE, NOW, False),
-    ("a receipt of random, where random is ordered", OF_RANDOM, facts(), RANDOM, NOW, True),
-    ("a receipt of zeros, where random is ordered", RECEIPT, facts(), RANDOM, NOW, False),
-    ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
-)
-
-
-@pytest.mark.parametrize(("receipt", "seen", "policy", "now", "stands"), VALID)
-def test_a_proof_is_valid_while_it_is_young_and_observed(receipt, seen, policy, now, stands):
-    assert proof.is_valid(receipt, seen, policy, now) is stands
-
-
-OLDER = ev.Distrusted("the ledger may be an older copy, made before the device was used", lives.HERE, older_ledger=True)
-
-
-@pytest.mark.parametrize(
-    ("record", "boot_id", "event"),
-    [
-        (lives.CLEAN, lives.HERE.boot_id, OLDER),
-        (lives.CLEAN, None, OLDER),
-        (lives.CLEAN, lives.REBOOTED.boot_id, None),
-        (lives.IN_USE, lives.HERE.boot_id, OLDER),
-    ],
-)
-def test_a_ledger_that_may_be_an_older_copy_proves_nothing(record, boot_id, event):
-    assert proof.ended_by_older_ledger(record, boot_id) == event
-    if event is not None:
-        assert live(record, event).state is State.UNKNOWN
-
-
 GIVEN_BACK = RecordFirst(ev.Released("it was given back"))
 TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use", BY_WHOM)
 RELEASE = rows(
@@ -441,38 +400,6 @@ def test_a_use_since_the_clear_ends_the_job(seen, blame):
     assert (veto and veto.blame) is blame
     assert (veto is not None and veto.in_the_way.unnamed) is (blame is Blame.TENANT)
     assert verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
-
-
-BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
-ENDED = lives.but(lives.DIRTY, ended=BEGAN + 100)
-TERMINABLE = rows(
-    ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
-    ("the last one of it", Holder(1, BEGAN + 100, "x", None), ENDED, ENFORCE, True),
-    ("a process from after the tenancy, wait", Holder(1, BEGAN + 100.01, "x", None), ENDED, ENFORCE, False),
-    ("the same, terminate", Holder(1, BEGAN + 100.01, "x", None), ENDED, lives.ENDS_ALL, True),
-    ("a shell on a device that could not be scrubbed for hours", SHELL, lives.SET_BACK, ENFORCE, False),
-    ("a grant that nobody was let start on", SHELL, lives.GRANTED, ENFORCE, False),
-    ("the same, given back", SHELL, live(lives.GRANTED, ev.Released("x"), at=later(1e4)), ENFORCE, False),
-    ("a grant that somebody of the host was met on", SHELL, lives.USED_BY_HOST, ENFORCE, False),
-    ("the same, and he left", SHELL, live(lives.USED_BY_HOST, ev.Released("x"), at=later(1e4)), ENFORCE, False),
-    ("a grant that another pod's container was met on", SHELL, lives.USED_BY_B, ENFORCE, False),
-    ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
-    ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
-    ("who has it is on it, in vain for his last container", SHELL, lives.IN_USE, ENFORCE, True),
-    ("an older ledger does not say when it ended", LEFTOVER, lives.but(lives.DIRTY, ended=None), ENFORCE, False),
-    ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
-    ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
-    ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.ENDS_ALL,
-     True),
-    ("there was no tenancy, wait", LEFTOVER, lives.SOILED, ENFORCE, False),
-    ("there was no tenancy, terminate", LEFTOVER, lives.SOILED, lives.ENDS_ALL, True),
-    ("a live container's, whatever policy says", OF_A, lives.DIRTY, lives.ENDS_ALL, False),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
-def test_which_holders_may_be_ended(holder, record, policy, may):
-    assert proof.terminable(holder, record, policy) is may
 
 
 def test_r8_a_device_with_a_starting_owner_is_refused():

@@ -35,9 +35,9 @@ from tests.fakes.cuda.fixtures import FORM
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "absence",
-    "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
-    "answers", "observation", "step_results", "verdict",
+    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "scrub_paths", "eviction",
+    "pauses", "absence", "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering",
+    "ailment_traits", "ailments", "answers", "observation", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -113,6 +113,7 @@ class Mutant:
 STATES, RESULTS, VERDICT = GENERATED_FROM[0], *GENERATED_FROM[-2:]
 PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
+PROOF, IN_PROOF = "scrubber/core/proof.py", "tests/core/test_proof.py"
 OWNERSHIP, RECORD, CHANGES = (f"scrubber/core/{it}.py" for it in ("ownership", "record", "changes"))
 WRITTEN = "tests/cuda/test_clearing.py::test_the_random_pattern_finds_a_device_that_writes_nothing"
 READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of_the_last_pattern"
@@ -218,7 +219,7 @@ PLANTED = [
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Distrusted: State.UNKNOWN", "ev.Distrusted: State.CLEAN", nth=2, tests=IN_STATES),
-    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_ACQUIRE),
+    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests="tests/core/test_eviction.py"),
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
     Mutant(PLANS, "Cleared, marked=True", "Cleared, not_on=frozenset({_FAST}), marked=True", tests=IN_VERDICT),
@@ -227,7 +228,7 @@ PLANTED = [
     Mutant(CHANGES, "Trigger.FIRST_LOOK and scrubs.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(CHANGES, "due = ScrubPath.SLOW  #", "due = ScrubPath.RESET  #", tests=IN_RESETS),
     Mutant(CHANGES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
-    Mutant("scrubber/core/proof.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
+    Mutant("scrubber/core/scrub_paths.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
     Mutant(
         PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY, Scratched)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT
     ),
@@ -271,17 +272,10 @@ PLANTED = [
     Mutant(OWNERSHIP, "record.tenancy.allocations > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < min(", "False and min(", tests=IN_START),
     Mutant(RECORD, "self.grant is not None and self.grant.until", "self.grant and self.grant.at", tests=IN_OWNERSHIP),
-    Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
-    Mutant(
-        "scrubber/core/proof.py", "max(facts.observed_since, facts.used_at)", "facts.observed_since", tests=IN_ACQUIRE
-    ),
-    Mutant("scrubber/core/proof.py", "max(facts.observed_since, facts.used_at)", "facts.used_at", tests=IN_ACQUIRE),
-    Mutant(
-        "scrubber/core/proof.py",
-        "receipt is not None and receipt.finished.uptime < facts.used_at",
-        "False",
-        tests=IN_USES,
-    ),
+    Mutant(PROOF, "not in (None, record.incarnation.boot_id)", "is None", tests=IN_PROOF),
+    Mutant(PROOF, "max(facts.observed_since, facts.used_at)", "facts.observed_since", tests=IN_PROOF),
+    Mutant(PROOF, "max(facts.observed_since, facts.used_at)", "facts.used_at", tests=IN_PROOF),
+    Mutant(PROOF, "receipt is not None and receipt.finished.uptime < facts.used_at", "False", tests=IN_USES),
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
     Mutant(OBSERVED_SINCE, "if isinstance(now, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(before, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
