@@ -19,7 +19,7 @@ from demo.stage import Stage
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from demo.standins.runtime import Runtime
-from scrubber.node.cgroups import GROUPS
+from scrubber.node.group_places import GROUPS
 
 FILES = 5
 QUIET = "0 more processes"

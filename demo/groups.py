@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import FenceError
-from scrubber.node import cgroups
+from scrubber.node import own_cgroup
 
 
 def make() -> Path | None:
@@ -38,7 +38,7 @@ def why_none() -> str:
 
 def _make() -> Path:
     root = fence.root()
-    top = (cgroups.own_group(root) or root) / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
+    top = (own_cgroup.find(root) or root) / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
     top.mkdir()
     return top
 

@@ -15,7 +15,7 @@ from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.node.cgroups import Containers
+from scrubber.node.containers import Containers
 from scrubber.node.kernellog import KernelLog
 
 logger = log.get("assembly")

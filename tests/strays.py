@@ -17,7 +17,7 @@ import pytest
 
 from demo import groups
 from scrubber.fence.kernel import fence
-from scrubber.node import cgroups
+from scrubber.node import own_cgroup
 
 LOOPS = Path("/sys/block")
 
@@ -56,7 +56,7 @@ def watched(*folders: Path) -> Iterator[Run | None]:
     if group is None:
         yield None
         return
-    run, before = Run(group, list(folders)), cgroups.own_group(fence.root()) or fence.root()
+    run, before = Run(group, list(folders)), own_cgroup.find(fence.root()) or fence.root()
 
     def made(*arguments: str | None, **named: str | None) -> str:
         folder: str = makes(*arguments, **named)

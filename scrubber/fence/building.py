@@ -18,9 +18,9 @@ from scrubber.fence.exempt import Exempt
 from scrubber.fence.guard import Guard
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import Fence, FenceError
-from scrubber.node import cgroups, proc
+from scrubber.node import own_cgroup, proc
 from scrubber.node.cgroup_tree import Tree
-from scrubber.node.cgroups import Containers
+from scrubber.node.group_ids import GroupIds
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
@@ -52,13 +52,13 @@ def guard(
             return ""
         sandboxes = Sandboxes(config.host_root)
         made_for = sandboxes.group if config.cgroup_root is None else _unsaid
-        containers = Containers(_PROC, namespace, config.host_root / "sys/fs/cgroup", made_for)
+        group_ids = GroupIds(root, made_for)
         rivals: dict[str, frozenset[Path]] = {}  # as the log has them
 
         def groups_of(pod: str) -> frozenset[int]:
-            groups, earlier = containers.unified_groups(pod, root), rivals.pop(pod, None)
-            if pod in containers.rivals:
-                rivals[pod] = containers.rivals[pod]
+            groups, earlier = group_ids.of(pod), rivals.pop(pod, None)
+            if pod in group_ids.rivals:
+                rivals[pod] = group_ids.rivals[pod]
                 if rivals[pod] != earlier:
                     others = sorted(map(str, rivals[pod]))
                     logger.warning("a second control group has the name of a pod", pod=pod, groups=others)
@@ -147,12 +147,12 @@ def own_group(below: Path | None) -> int:
     ``below``: where it must be, also if this service was started elsewhere.
     """
     try:
-        started_in = cgroups.own_group(fence.root() if below is None else below)
+        started_in = own_cgroup.find(fence.root() if below is None else below)
         if below is not None and (started_in is None or not started_in.is_relative_to(below)):
             started_in = below
         if started_in is None:
             raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
-        own = started_in if started_in.name == _OWN else cgroups.move_below(started_in, _OWN)
+        own = started_in if started_in.name == _OWN else own_cgroup.move_below(started_in, _OWN)
         return own.stat().st_ino
     except OSError as error:
         raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error

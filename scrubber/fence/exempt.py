@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ground import log
-from scrubber.node import cgroups
+from scrubber.node import group_places
 from scrubber.node.cgroup_tree import GroupPlace, Tree
 from scrubber.node.pods import PodNames
 
@@ -52,7 +52,7 @@ class Exempt:
         groups = [self._tree.units(units)]
         for unit, doubtful in self._tree.doubtful.items():
             # A group that systemd is about to use holds nobody yet.
-            if unit not in self._doubted and any(cgroups.is_populated(Path(group)) for group in doubtful):
+            if unit not in self._doubted and any(group_places.is_populated(Path(group)) for group in doubtful):
                 self._doubted.add(unit)
                 logger.warning(
                     "a control group has the name of an exempt unit, and systemd did not start it", unit=unit

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from scrubber.core.model import Holder
-from scrubber.node import cgroups
+from scrubber.node import group_names
 from scrubber.node.pods import PodNames
 from scrubber.node.proc import BlindError, pids, status
 
@@ -107,7 +107,7 @@ class Bystanders:
             return True
         # nvidia-persistenced runs in the system service with the program's name.
         service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
-        groups = cgroups.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
+        groups = group_names.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
         if service in {_WAY_UP.sub("", group) for group in groups}:
             return True
         # nvidia-container-cli opens the devices in a child that has given up the rights of root.

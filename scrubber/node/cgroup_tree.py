@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ground.pod_groups import PODS
-from scrubber.node import cgroups
+from scrubber.node import group_names, group_places
 
 _SLICE = ".slice"
 _UNITS = (".service", ".scope", _SLICE)
@@ -35,7 +35,7 @@ class GroupPlace:
     """Where a process ran, by its control group."""
 
     name: str  # the path of its unit of systemd, or of the group; empty: it is the root, where all may run
-    container: str | None  # as ``cgroups`` names it
+    container: str | None  # as ``group_names`` names it
     groups: frozenset[int]  # this group, and those above it
 
 
@@ -135,13 +135,13 @@ class Tree:
         except OSError:
             return None
         inside = f"/{path.relative_to(self._root)}" if path.is_relative_to(self._root) else str(path)
-        return GroupPlace("" if path == self._root else _name(inside), cgroups.place(f"0::{inside}"), groups)
+        return GroupPlace("" if path == self._root else _name(inside), group_names.place(f"0::{inside}"), groups)
 
     def runs(self, group: int) -> bool:
         """Whether a process is in a group or below it, also if that cannot be told."""
         try:
             with self._opened(group) as opened:
-                return cgroups.is_populated(Path(f"/proc/self/fd/{opened}"))
+                return group_places.is_populated(Path(f"/proc/self/fd/{opened}"))
         except OSError as error:
             return error.errno not in _GONE
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ground import log
 from ground.aio import Changed
-from scrubber.node import cgroups
+from scrubber.node import group_places
 
 logger = log.get("ends")
 
@@ -82,7 +82,7 @@ class Ends:
     def _group(self, pid: int, container: str | None) -> Path | None:
         if self._root is None or container is None:
             return None
-        return cgroups.unified_group(self._root, container, f"{self._proc}/{pid}")
+        return group_places.unified_group(self._root, container, f"{self._proc}/{pid}")
 
     def _on_change(self, name: str) -> None:
         if self._followed[name].has_ended():

@@ -41,6 +41,15 @@ def status(task: str) -> ProcessStatus:
     return ProcessStatus(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
 
 
+def cgroup_text(task: str) -> str:
+    """The control groups of a process or thread, by its directory, as the kernel writes them."""
+    with open(f"{task}/cgroup", errors="replace", newline="\n") as file:  # noqa: PTH123 -- called for every process of the node
+        text = file.read()
+    if not text:
+        raise FileNotFoundError(f"{task}/cgroup")
+    return text
+
+
 def user(pid: int) -> str:
     """The user of a process: a name, or a number where this machine has no name for it. Empty if it has ended."""
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrubber.core.model import is_pod
-from scrubber.node import cgroups
+from scrubber.node import group_names, group_places
 
 _CONTAINERD = "io.containerd.runtime.v2.task/k8s.io"
 _CRI_O = "run/containers/storage/overlay-containers"
@@ -94,7 +94,7 @@ class Sandboxes:
         group = self.group(pod)
         if not group:
             return group is None
-        for directory in cgroups.below(self._groups, group.lstrip("/")):
+        for directory in group_places.below(self._groups, group.lstrip("/")):
             with suppress(OSError):  # the group was removed
                 if str(pid) in Path(directory, "cgroup.procs").read_text().split():
                     return True
@@ -126,7 +126,7 @@ def _sandbox(document: Any, of_cri_o: str | None) -> Sandbox | None:  # noqa: AN
             return None
         name = [annotations[f"{prefix}{part}"] for part in ("namespace", "name")]
         group = _group(path)
-        uid = cgroups.place(f"0::{group}")
+        uid = group_names.place(f"0::{group}")
         return Sandbox(uid, "/".join(name), group) if uid is not None and is_pod(uid) else None
     except (LookupError, TypeError, AttributeError):
         return None

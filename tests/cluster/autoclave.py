@@ -16,7 +16,7 @@ from scrubber.core import events as ev
 from scrubber.devices.simulated import layout
 from scrubber.fence.kernel import fence
 from scrubber.ledger import ledger_rows
-from scrubber.node import cgroups
+from scrubber.node import own_cgroup
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready
@@ -164,7 +164,7 @@ class Autoclave(Operator):
         for place in layout.places(SIMULATED):
             layout.remove_node(place)
         with suppress(fence.FenceError):  # in a namespace of its own, where the groups go with it
-            own = cgroups.own_group(fence.root())
+            own = own_cgroup.find(fence.root())
             for left in own.glob("autoclave") if own is not None else ():
                 left.rmdir()
 

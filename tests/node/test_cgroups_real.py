@@ -1,7 +1,7 @@
 """A pod is there while a process of it runs and gone when the last has ended, told by real groups of every layout.
 
 The groups are made below the root of each hierarchy that this machine lets us write to, as kubelets and runtimes name
-them; ``test_cgroups`` has the names alone. What is asked looks through the real /proc.
+them; ``test_group_names`` has the names alone. What is asked looks through the real /proc.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
-from scrubber.node import cgroups
-from scrubber.node.cgroups import Containers, own_group
+from scrubber.node import group_places
+from scrubber.node.containers import Containers
 from tests.node.conftest import DEAD_LEADER
 from tests.node.control_groups import CONTAINER, ID, INNER, POD, UID, pod
 from tests.pod_groups import roots
@@ -82,7 +82,7 @@ def test_the_empty_group_of_a_kubelet_tells_no_end(above, group, node_proc) -> N
     observer, of_kubelet = Containers(node_proc.path, groups=group("")), group(pod("systemd, burstable"))
     node_proc.add(7, f"0::{above}/{of_kubelet.name}:cri-containerd:{ID}\n")
     assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
-    assert cgroups.unified_group(group(""), UID, f"{node_proc.path}/7") is None
+    assert group_places.unified_group(group(""), UID, f"{node_proc.path}/7") is None
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
@@ -120,90 +120,26 @@ def test_beside_groups_of_version_1_no_end_is_reported(group, enter, node_proc) 
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
-@pytest.mark.parametrize("child", [ID, f"crio-{ID}.scope"])
-@pytest.mark.parametrize("driver", POD)
-def test_a_pod_has_a_group_before_its_first_process(driver, child, group, observer) -> None:
-    """CRI-O starts no process for the sandbox, and makes a group for it."""
-    ours = group(pod(driver))
-    assert observer.unified_groups(UID, group("")) == frozenset(), "such as the kubelet's, of another driver"
-    group(f"{pod(driver)}/{child}")
-    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
-    assert observer.unified_groups(NEIGHBOUR, group("")) == frozenset()
-
-
-@pytest.mark.parametrize("group", ["second"], indirect=True)
-@pytest.mark.parametrize("driver", POD)
-def test_another_group_with_the_pods_name_is_not_its(driver, group, enter, observer) -> None:
-    ours, other = group(pod(driver)), group(f"kubepods/burstable/pod{UID}")
-    enter(ours)
-    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
-    assert observer.rivals == {}
-    process = enter(other)
-    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}, "it was the pod's before"
-    assert observer.rivals == {UID: {other}}
-    process.collect()
-    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
-    assert observer.rivals == {}, "a group that holds nobody"
-
-
-@pytest.mark.parametrize("group", ["second"], indirect=True)
-def test_of_two_groups_none_is_the_pods(group, enter, observer) -> None:
-    both = [group(place) for place in (f"kubepods/besteffort/pod{UID}", f"kubepods/burstable/pod{UID}")]
-    for place in both:
-        enter(place)
-    assert observer.unified_groups(UID, group("")) == frozenset()
-    assert observer.rivals == {UID: set(both)}
-    informed = Containers(Path("/proc"), made_for={UID: f"/kubepods/besteffort/pod{UID}"}.get)
-    assert informed.unified_groups(UID, group("")) == {both[0].stat().st_ino}, "the runtime knows it"
-    assert informed.rivals == {UID: {both[1]}}
-
-
-@pytest.mark.parametrize("group", ["second"], indirect=True)
-def test_a_pod_that_ended_leaves_no_group_to_others(group, enter, observer) -> None:
-    ours = group(pod(GUARANTEED))
-    enter(ours).collect()
-    group(f"{pod(GUARANTEED)}/{ID}")
-    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
-    for place in (f"{pod(GUARANTEED)}/{ID}", pod(GUARANTEED)):
-        group(place).rmdir()
-    other = group(f"kubepods/burstable/pod{UID}")
-    enter(other)
-    assert observer.unified_groups(UID, group("")) == frozenset()
-    informed = Containers(Path("/proc"), made_for={UID: pod(GUARANTEED)}.get)
-    assert informed.unified_groups(UID, group("")) == frozenset(), "also for a service that starts later"
-
-
-@pytest.mark.parametrize("group", ["second"], indirect=True)
 @pytest.mark.parametrize("driver", POD)
 def test_the_group_of_a_pod_is_above_its_containers(driver, group, enter) -> None:
     root = roots()["second"]
     for name in CONTAINER.values():
         process = f"/proc/{enter(group(f'{pod(driver)}/{name}')).pid}"
-        assert cgroups.unified_group(root, UID, process) == group(pod(driver))
-        assert cgroups.unified_group(root, NEIGHBOUR, process) is None
+        assert group_places.unified_group(root, UID, process) == group(pod(driver))
+        assert group_places.unified_group(root, NEIGHBOUR, process) is None
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
 def test_a_container_outside_any_pod_has_a_group(group, enter) -> None:
     process = enter(group(f"docker-{ID}.scope/{INNER}"))
-    place = cgroups.unified_group(roots()["second"], f"{CONTAINER_OF_NO_POD}{ID[:12]}", f"/proc/{process.pid}")
+    place = group_places.unified_group(roots()["second"], f"{CONTAINER_OF_NO_POD}{ID[:12]}", f"/proc/{process.pid}")
     assert place == group(f"docker-{ID}.scope")
-
-
-@pytest.mark.parametrize("group", ["second"], indirect=True)
-@pytest.mark.parametrize("place", ["system.slice/docker-{}.scope", "docker/{}", "machine.slice/libpod-{}.scope"])
-def test_a_container_of_docker_and_podman_is_found_by_name(place, group, enter, observer) -> None:
-    ours = group(place.format(ID))
-    enter(ours)
-    assert observer.unified_groups(f"{CONTAINER_OF_NO_POD}{ID[:12]}", group("")) == {ours.stat().st_ino}
-    for other in (f"{CONTAINER_OF_NO_POD}{'0' * 12}", f"{CONTAINER_OF_NO_POD}*", CONTAINER_OF_NO_POD):
-        assert observer.unified_groups(other, group("")) == frozenset()
 
 
 @pytest.mark.parametrize("group", ["first"], indirect=True)
 def test_groups_of_the_first_version_are_none_of_the_second(group, enter) -> None:
     process = enter(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))
-    assert cgroups.unified_group(roots().get("second", Path("/")), UID, f"/proc/{process.pid}") is None
+    assert group_places.unified_group(roots().get("second", Path("/")), UID, f"/proc/{process.pid}") is None
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["at a usual place", "elsewhere"])
@@ -213,63 +149,7 @@ def test_below_our_own_group_a_usual_place_is_looked_at(exists, tmp_path: Path) 
     usual = tmp_path / f"kubepods/burstable/pod{UID}"
     if exists:
         usual.mkdir(parents=True)
-    assert cgroups.unified_group(tmp_path, UID, str(tmp_path)) == (usual if exists else None)
-
-
-def test_the_own_group_is_the_one_that_lists_this_process() -> None:
-    root = roots().get("second")
-    if root is None:
-        pytest.skip("no control groups of the second version here")
-    mine = own_group(root)
-    assert mine is not None
-    assert str(os.getpid()) in (mine / "cgroup.procs").read_text().split()
-
-
-MOVES = """
-import os, sys
-from pathlib import Path
-from scrubber.node import cgroups
-print(cgroups.move_below(Path(sys.argv[1]), "own").name, Path("/proc/self/cgroup").read_text().rpartition("/")[2])
-"""
-
-
-@pytest.mark.parametrize(("read_only", "stays"), [(False, "own own\n"), (True, "started started\n")])
-def test_a_process_has_a_group_of_its_own(read_only: bool, stays: str) -> None:  # noqa: FBT001 - a parameter
-    root = roots().get("second")
-    try:
-        assert root is not None
-        (started := root / f"test-{os.getpid()}/started").mkdir(parents=True)
-    except (AssertionError, OSError) as error:
-        pytest.skip(f"takes root, and control groups of the second version: {error}")
-    enter = 'echo $$ > "$1/cgroup.procs"; [ -z "$2" ] || mount -o bind,ro "$1" "$1"; exec "$3" -c "$4" "$1"'
-    shell = ["unshare", "--mount", "sh", "-ec", enter, "sh"]
-    moved = subprocess.run(
-        [*shell, str(started), "ro" * read_only, sys.executable, MOVES], capture_output=True, text=True, check=False
-    )
-    for group in (started / "own", started, started.parent):
-        if group.exists():
-            group.rmdir()
-    assert moved.stdout.strip() == stays.strip(), moved.stderr
-
-
-def test_a_directory_that_is_no_group_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no control group of version 2"):
-        cgroups.move_below(tmp_path, "own")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_group_without_this_process_is_not_its_own(tmp_path: Path, monkeypatch) -> None:
-    """As in a container, where the path of a process begins at the container's own group."""
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/inside\n")
-    host, container = tmp_path / "host", tmp_path / "container"
-    for mount, pid in ((host, 1), (container, os.getpid())):
-        (mount / "inside").mkdir(parents=True)
-        (mount / "inside/cgroup.procs").write_text(f"{pid}\n")
-    monkeypatch.setattr(cgroups, "GROUPS", container)
-    assert own_group(host, tmp_path) == container / "inside"
-    (container / "inside/cgroup.procs").write_text("1\n")
-    assert own_group(host, tmp_path) is None
+    assert group_places.unified_group(tmp_path, UID, str(tmp_path)) == (usual if exists else None)
 
 
 def test_a_name_that_is_no_uid_leads_to_no_group(tmp_path: Path) -> None:
@@ -306,10 +186,7 @@ def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -
 WITHIN_A_POD = """
 import ctypes, os, sys
 from pathlib import Path
-from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
-from scrubber.node import cgroups
-from scrubber.node.cgroups import Containers, own_group
-from tests.pod_groups import roots
+from scrubber.node.containers import Containers
 own, pid = sys.argv[1:]
 Path(own).write_text("0")
 if ctypes.CDLL(None).unshare(0x02000000):  # CLONE_NEWCGROUP: as every container has one, on the second version

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from scrubber.node import cgroups
+from scrubber.node import group_places
 from scrubber.node.ends import Ends
 from tests.node.control_groups import ID, INNER, UID, Process, pod
 from tests.patience import WITHIN
@@ -205,14 +205,14 @@ async def test_an_ended_container_is_reported_at_once(group, enter, groups, monk
     """It ends after one of its processes was seen, and before it is followed."""
     place = group(pod("cgroupfs, guaranteed"))
     process = enter(place)
-    find = cgroups.unified_group
+    find = group_places.unified_group
 
     def find_just_before_the_end(at: Path, name: str, process_at: str) -> Path | None:
         found = find(at, name, process_at)
         ended(process, place)
         return found / "gone" if removed and found is not None else found
 
-    monkeypatch.setattr(cgroups, "unified_group", find_just_before_the_end)
+    monkeypatch.setattr(group_places, "unified_group", find_just_before_the_end)
     before = open_files()
     groups.follow("it", process.pid, yes, UID)
     assert await reported(groups) == {"it"}

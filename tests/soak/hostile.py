@@ -21,7 +21,7 @@ from demo.standins.pods import Container, Pod
 from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2
 from scrubber.devices.simulated import layout
-from scrubber.node.cgroups import GROUPS
+from scrubber.node.group_places import GROUPS
 from tests.patience import WITHIN
 from tests.soak.guests import PROGRAM, REFUSED, Guest, Guests, Key, Process, Words
 

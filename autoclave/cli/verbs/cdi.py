@@ -33,7 +33,7 @@ from ground.quantities import quantity
 from plugin.response import DEVICE_ID
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import FenceError
-from scrubber.node import cgroups
+from scrubber.node import own_cgroup
 
 NAME = "autoclave-nvidia.json"
 LARGEST = 2**24  # bytes of its output: a specification has some ten thousand
@@ -104,9 +104,9 @@ def _inside_fence() -> Iterator[None]:
     with ExitStack() as closing:
         with suppress(FenceError, OSError):  # without the right to ask for it; then nvidia-ctk says what it cannot open
             root = fence.root()
-            started_in = cgroups.own_group(root)
+            started_in = own_cgroup.find(root)
             if started_in is not None:
-                place = cgroups.move_below(started_in, _OWN)
+                place = own_cgroup.move_below(started_in, _OWN)
                 if place != started_in:
                     closing.callback(_move_back, place, started_in)
                 own = place.stat().st_ino

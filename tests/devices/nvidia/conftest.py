@@ -12,7 +12,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.health import listener
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.node.cgroups import Containers
+from scrubber.node.containers import Containers
 from scrubber.node.kernellog import KernelLog
 from tests.devices.nvidia.health.events_seen import SOON, await_call, ours
 from tests.fakes.kmsg import Kmsg
