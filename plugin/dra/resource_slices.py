@@ -1,4 +1,4 @@
-"""ResourceSlices as JSON: pools, devices with attributes and taints, of ours or of a vendor's driver. Pure.
+"""The ResourceSlice of our own driver as JSON: the devices of a node with attributes and taints. Pure.
 
 All devices of a node are in one slice, so that each update is complete in itself. The scheduler takes the first device
 of the list that fits, so clean devices stand first.
@@ -6,10 +6,9 @@ of the list that fits, so clean devices stand first.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from plugin.devices import Device, pci_bus_id
 
@@ -17,13 +16,9 @@ API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
 MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
 TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server drops the taints
 LONGEST_TEXT = 64  # characters in the value of an attribute
-LONGEST_NAME = 253  # characters in the name of an object, and in that of a node
 LONGEST_VALUE = 63  # characters in the value of a taint, or of a label
 TAINT = "unhealthy"
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
-
-Key: TypeAlias = tuple[str, str]  # pool and name
-SCRUBBED = frozenset({"gpu", "mig", ""})  # the types of a vendor's devices that the scrub service knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,7 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
         "kind": KIND,
         "metadata": {
             "name": slice_name(pool.driver, pool.node),
-            "ownerReferences": [_owner(pool)],
+            "ownerReferences": [owner(pool)],
         },
         "spec": {
             "driver": pool.driver,
@@ -80,7 +75,7 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
     }
 
 
-def _owner(pool: Pool) -> dict[str, Any]:
+def owner(pool: Pool) -> dict[str, Any]:
     """The owner of a slice or a rule: Kubernetes deletes both with the node."""
     return {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
 
@@ -153,88 +148,3 @@ def taint(driver: str, device: Device) -> dict[str, str]:
     # As the value of a label: letters, digits, and ``-`` between them.
     allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in why)
     return {"key": f"{driver}/{TAINT}", "value": allowed[:LONGEST_VALUE].strip("-"), "effect": "NoSchedule"}
-
-
-# -- the slices of a vendor's driver
-
-
-def rule_labels(node: str) -> dict[str, str]:
-    """The labels of a node's taint rules, by which the node lists its own rules: a fleet has many."""
-    short = node if len(node) <= LONGEST_VALUE else hashlib.sha256(node.encode()).hexdigest()[:16]
-    return {"app.kubernetes.io/managed-by": "autoclave", "app.kubernetes.io/instance": short}
-
-
-def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, Any]:
-    """The rule that taints one device of a vendor's driver."""
-    node, of_device = pool.node, f"-{device}-{pool.driver}"
-    if len(node + of_device) > LONGEST_NAME:
-        digest = hashlib.sha256(node.encode()).hexdigest()[:16]
-        node = f"{node[: LONGEST_NAME - len(of_device) - len(digest) - 1].rstrip('-.')}-{digest}"
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "DeviceTaintRule",
-        "metadata": {"name": f"{node}{of_device}", "labels": rule_labels(pool.node), "ownerReferences": [_owner(pool)]},
-        "spec": {"deviceSelector": {"driver": pool.driver, "pool": pool.node, "device": device}, "taint": taint},
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """A device of the vendor's driver. A text is empty if the slice does not have it."""
-
-    name: str
-    uuid: str
-    kind: str
-    pci_bus_id: str
-
-
-def listed(resource_slices: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
-    """The devices of these ResourceSlices. Only the newest generation of each pool counts.
-
-    A device that is listed twice, as different GPUs, has no UUID.
-    """
-    pools: dict[str, list[Mapping[str, Any]]] = {}
-    for resource_slice in resource_slices:
-        pools.setdefault(resource_slice["spec"]["pool"]["name"], []).append(resource_slice["spec"])
-    devices: dict[Key, ListedDevice] = {}
-    for pool, specs in pools.items():
-        newest = max(spec["pool"]["generation"] for spec in specs)
-        for spec in specs:
-            if spec["pool"]["generation"] == newest:
-                for entry in spec.get("devices") or ():
-                    device = _listed_device(entry, spec["driver"])
-                    before = devices.get((pool, device.name), device)
-                    devices[pool, device.name] = device if device == before else replace(device, uuid="")
-    return devices
-
-
-def refusal(device: ListedDevice) -> str:
-    """Why this device cannot be proven clean; empty if it can."""
-    if device.kind not in SCRUBBED:
-        return f"{device.name} is of the type {device.kind!r}: only GPUs and MIG slices can be proven clean"
-    if not device.uuid:
-        return (
-            f"{device.name} has no UUID in its ResourceSlice, as MIG slices that are created on demand:"
-            " it cannot be proven clean before it exists"
-        )
-    return ""
-
-
-def disagreement(listed_device: ListedDevice, device: Device) -> str:
-    """Why the slice and the scrub service cannot mean the same GPU; empty if they can."""
-    name, ours, theirs = listed_device.name, pci_bus_id(device), listed_device.pci_bus_id.lower()
-    if device_name(listed_device.uuid) != device_name(device.uuid):
-        return f"the ResourceSlice has changed: {name} was {device.uuid}"
-    if ours and theirs and ours != theirs:
-        return f"{name} is {device.uuid}: its ResourceSlice says at {theirs}, the scrub service at {ours}"
-    return ""
-
-
-def _listed_device(entry: Mapping[str, Any], driver: str) -> ListedDevice:
-    attributes = entry.get("attributes") or {}
-
-    def text(name: str) -> str:
-        value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
-        return str(value.get("string", ""))
-
-    return ListedDevice(entry["name"], text("uuid"), text("type"), text(PCI_BUS_ID))

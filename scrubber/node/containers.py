@@ -128,7 +128,7 @@ class _EndingError(BlindError):
 def _name(process: str, text: str) -> str | None:
     name = group_names.place(text)
     # Cgroup v1 shows an ending task at the root, also a first thread that ended before the other threads.
-    if name is not None or group_names.is_second(text) or not status(process).ending:
+    if name is not None or text.startswith(group_names.UNIFIED) or not status(process).ending:
         return name
     for thread in threads(process):
         try:

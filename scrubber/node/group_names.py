@@ -35,7 +35,7 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"[/:](?P<runtime>[\w.-]*[-:_])?(?P<id>[0-9a-f]{64})(?:[.]scope)?(?=/|$)")
 _MONITOR = "conmon-"  # conmon monitors a container from outside and is not in it
 _USERS = "/user.slice/"  # below it each user may create groups, with any name
-_UNIFIED = "0::"
+UNIFIED = "0::"  # where /proc/PID/cgroup begins with it, it tells of version 2 alone
 _REMOVED = " (deleted)"
 _WHOLE_UID = re.compile(_UID)
 _SHOWN = 12  # characters of an id, as container runtimes show it
@@ -53,13 +53,8 @@ def paths(text: str) -> Iterator[str]:
 @lru_cache(4096)
 def place(text: str) -> str | None:
     """The pod or container that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
-    names = [name for name in map(_place, paths(text)) if name is not None]
+    names = [found[0] for found in map(outermost, paths(text)) if found is not None]
     return next(filter(is_pod, names), None) or next(iter(names), None)
-
-
-def _place(path: str) -> str | None:
-    found = outermost(path)
-    return None if found is None else found[0]
 
 
 def outermost(path: str) -> tuple[str, str] | None:
@@ -79,12 +74,7 @@ def _container(path: str) -> re.Match[str] | None:
 
 def unified(text: str) -> str | None:
     """The group of version 2 in /proc/PID/cgroup."""
-    return next((line.removeprefix(_UNIFIED) for line in text.split("\n") if line.startswith(_UNIFIED)), None)
-
-
-def is_second(text: str) -> bool:
-    """Whether /proc/PID/cgroup tells of version 2 alone."""
-    return text.startswith(_UNIFIED)
+    return next((line.removeprefix(UNIFIED) for line in text.split("\n") if line.startswith(UNIFIED)), None)
 
 
 def is_uid(name: str) -> bool:

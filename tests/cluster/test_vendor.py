@@ -13,6 +13,7 @@ from lightkube.resources.resource_v1 import DeviceClass, DeviceTaintRule, Resour
 
 from plugin.dra import resource_slices
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
+from plugin.dra.vendor import taint_rules
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS
 from tests.cluster.claims import Claims, claiming, device_class, request
@@ -191,9 +192,7 @@ async def test_the_scheduler_does_not_choose_a_quarantined_gpu(claims, autoclave
 async def test_a_taint_rule_goes_with_its_node(bare):
     node = await bare.client.create(Node.from_dict({"metadata": {"name": "gone"}}))
     pool = resource_slices.Pool(DRIVER, "gone", node.metadata.uid)
-    rule = resource_slices.taint_rule(
-        pool, "gpu-0", {"key": "gpu.autoclave.internal/unhealthy", "effect": "NoSchedule"}
-    )
+    rule = taint_rules.taint_rule(pool, "gpu-0", {"key": "gpu.autoclave.internal/unhealthy", "effect": "NoSchedule"})
     created = await bare.client.create(DeviceTaintRule.from_dict(rule))
     await bare.client.delete(Node, "gone")
     await bare.until(DeviceTaintRule, created.metadata.name, lambda found: found is None)

@@ -13,6 +13,7 @@ from plugin.devices import Device
 from plugin.dra import config, dra_driver, resource_slices
 from plugin.dra.config import DraConfig
 from plugin.dra.resource_slices import Pool
+from plugin.dra.vendor import taint_rules
 from tests.deploy import kubernetes_versions, manifests
 from tests.deploy.admission import refusals, value
 
@@ -312,7 +313,7 @@ def test_quarantined_devices_of_another_driver_are_tainted_by_choice():
 
 
 DEVICE = Device("gpu-0", healthy=False, clean=False, numa_node=None, resource="", reason="ecc")
-RULE = resource_slices.taint_rule(
+RULE = taint_rules.taint_rule(
     Pool(config.VENDOR_DRIVER, "a", "uid"), "gpu-0", resource_slices.taint(config.DRIVER, DEVICE)
 )
 ELSEWHERE = "autoclave's DRA driver taints devices of its own node only"

@@ -8,6 +8,7 @@ stay as they are. A rule belongs to the Node: it is deleted with the Node.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ from ground import log
 from ground.aio import Changed
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.devices import Device
-from plugin.dra import resource_slices
 from plugin.dra.config import DRIVER
-from plugin.dra.resource_slices import Pool
+from plugin.dra.resource_slices import API_VERSION, LONGEST_VALUE, Pool, covers, device_name, owner, taint
+from plugin.dra.vendor import listed_devices
 from plugin.listing import Listing
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 logger = log.get("taints")
 
 PACE = Pace(spacing=1.0)
+LONGEST_NAME = 253  # characters in the name of an object, and in that of a node
 # Seconds: while a device is tainted, the vendor's driver may list it anew, or somebody may delete a rule. A change that
 # was refused may be accepted.
 AGAIN = 60.0
@@ -41,9 +43,29 @@ def taints(devices: Iterable[Device]) -> Taints:
     longer lists keeps its taint, because nothing says that it is healthy.
     """
     return {
-        resource_slices.device_name(device.uuid): resource_slices.taint(DRIVER, device)
+        device_name(device.uuid): taint(DRIVER, device)
         for device in devices
         if (device.quarantined or device.sick) and not device.replaced
+    }
+
+
+def rule_labels(node: str) -> dict[str, str]:
+    """The labels of a node's taint rules, by which the node lists its own rules: a fleet has many."""
+    short = node if len(node) <= LONGEST_VALUE else hashlib.sha256(node.encode()).hexdigest()[:16]
+    return {"app.kubernetes.io/managed-by": "autoclave", "app.kubernetes.io/instance": short}
+
+
+def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, Any]:
+    """The rule that taints one device of a vendor's driver."""
+    node, of_device = pool.node, f"-{device}-{pool.driver}"
+    if len(node + of_device) > LONGEST_NAME:
+        digest = hashlib.sha256(node.encode()).hexdigest()[:16]
+        node = f"{node[: LONGEST_NAME - len(of_device) - len(digest) - 1].rstrip('-.')}-{digest}"
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": f"{node}{of_device}", "labels": rule_labels(pool.node), "ownerReferences": [owner(pool)]},
+        "spec": {"deviceSelector": {"driver": pool.driver, "pool": pool.node, "device": device}, "taint": taint},
     }
 
 
@@ -88,16 +110,12 @@ class TaintRules:
         taints = self._taints or {}
         listed = await self._listed() if taints else {}
         pool = Pool(self._driver, self._node, (await self._server.read()).uid if taints else "")
-        wanted = {
-            name: resource_slices.taint_rule(pool, name, taints[uuid])
-            for name, uuid in listed.items()
-            if uuid in taints
-        }
-        rules = await self._server.taint_rules(resource_slices.rule_labels(self._node))
+        wanted = {name: taint_rule(pool, name, taints[uuid]) for name, uuid in listed.items() if uuid in taints}
+        rules = await self._server.taint_rules(rule_labels(self._node))
         present = {rule["spec"]["deviceSelector"]["device"]: rule for rule in rules if self._is_own(rule)}
         refused, self._refused = self._refused, {}
         for device, rule in wanted.items():
-            applied = not resource_slices.covers(present.get(device), rule)
+            applied = not covers(present.get(device), rule)
             if applied and await self._change(device, self._server.apply_taint_rule(rule), refused):
                 logger.info("device tainted", device=device, reason=rule["spec"]["taint"]["value"])
         for device, existing in present.items():
@@ -129,12 +147,8 @@ class TaintRules:
 
     async def _listed(self) -> dict[str, str]:
         """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""
-        listed = resource_slices.listed(await self._server.slices_of(self._driver))
-        return {
-            entry.name: resource_slices.device_name(entry.uuid)
-            for (pool, _), entry in listed.items()
-            if pool == self._node
-        }
+        listed = listed_devices.listed(await self._server.slices_of(self._driver))
+        return {entry.name: device_name(entry.uuid) for (pool, _), entry in listed.items() if pool == self._node}
 
     def _is_own(self, rule: Mapping[str, Any]) -> bool:
         selector = rule["spec"].get("deviceSelector") or {}

@@ -19,10 +19,11 @@ from ground import log
 from ground.errors import VENDOR_LOG, InvalidRequest, NotReady, Reason
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
-from plugin.dra import resource_slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.dra_driver import HEALTHS
-from plugin.dra.resource_slices import Key, ListedDevice
+from plugin.dra.resource_slices import device_name
+from plugin.dra.vendor import listed_devices
+from plugin.dra.vendor.listed_devices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import cdi as vendor_cdi
@@ -104,9 +105,9 @@ class VendorDevices:
                 raise InvalidRequest(f"{text} of the pool {missing[0].pool}")
             await asyncio.sleep(min(PAUSE, last - clock()))
         for device in allocated:
-            if why := resource_slices.refusal(listed[device.pool, device.name]):
+            if why := listed_devices.refusal(listed[device.pool, device.name]):
                 raise InvalidRequest(why)
-        return {device: resource_slices.device_name(listed[device.pool, device.name].uuid) for device in allocated}
+        return {device: device_name(listed[device.pool, device.name].uuid) for device in allocated}
 
     async def prepare(
         self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
@@ -114,7 +115,7 @@ class VendorDevices:
         """The vendor's answer, unchanged, if it does not give away another device."""
         for allocated, device in devices.items():
             listed = self._listed.get((allocated.pool, allocated.name))
-            if listed is None or (why := resource_slices.disagreement(listed, device)):
+            if listed is None or (why := listed_devices.disagreement(listed, device)):
                 raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any longer")
         answer = await self._service.prepare(claim, until)
         reported = self._listing.current()
@@ -136,15 +137,12 @@ class VendorDevices:
                 await self._read()
             except Failure as failure:
                 logger.warning("cannot read the slices of the vendor's driver", error=failure.message)
-        devices = {resource_slices.device_name(device.uuid): device for device in shown}
-        named = (
-            (pool, entry.name, devices.get(resource_slices.device_name(entry.uuid)))
-            for (pool, _), entry in self._listed.items()
-        )
+        devices = {device_name(device.uuid): device for device in shown}
+        named = ((pool, entry.name, devices.get(device_name(entry.uuid))) for (pool, _), entry in self._listed.items())
         return [NamedDevice(pool, name, device) for pool, name, device in named if device is not None]
 
     async def _read(self) -> Mapping[Key, ListedDevice]:
-        self._listed = resource_slices.listed(await self._source.slices_of(self._driver))
+        self._listed = listed_devices.listed(await self._source.slices_of(self._driver))
         return self._listed
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from plugin.devices import Device, MigStrategy, own_devices
+from plugin.devices import MigStrategy, own_devices
 from plugin.dra import claims, resource_slices
 from plugin.dra.claims import AllocatedDevice
-from plugin.dra.resource_slices import ListedDevice, Pool
+from plugin.dra.resource_slices import Pool
 from tests.plugin.scrub_server import gpu
 
 POOL = Pool("gpu.autoclave.internal", "node-1", "uid-1")
@@ -96,62 +96,3 @@ def test_a_claim_names_the_devices_of_its_driver():
         AllocatedDevice("watch", "node-1", "gpu-0001", admin=True),
     ]
     assert list(claims.allocated({"status": {}}, POOL.driver)) == []
-
-
-UUID, PCI = "GPU-0000", "0000:17:00.0"
-
-
-def vendor_slice(*devices, generation=1, pool="node-1"):
-    about = {"name": pool, "generation": generation, "resourceSliceCount": 1}
-    return {"spec": {"driver": "gpu.nvidia.com", "pool": about, "devices": [*devices]}}
-
-
-def entry(name="gpu-0", uuid=UUID, prefix=""):
-    attributes = {f"{prefix}uuid": {"string": uuid}, f"{prefix}type": {"string": "gpu"}}
-    return {"name": name, "attributes": attributes | {"resource.kubernetes.io/pciBusID": {"string": PCI}}}
-
-
-@pytest.mark.parametrize("prefix", ["", "gpu.nvidia.com/"])
-def test_a_device_has_the_attributes_of_its_driver(prefix):
-    listed = resource_slices.listed([vendor_slice(entry(prefix=prefix))])
-    assert listed == {("node-1", "gpu-0"): ListedDevice("gpu-0", UUID, "gpu", PCI)}
-
-
-def test_an_older_generation_of_a_pool_does_not_count():
-    older, newer = vendor_slice(entry("gpu-1")), vendor_slice(entry("gpu-0"), generation=2)
-    other = vendor_slice(entry("gpu-1"), pool="other")
-    assert set(resource_slices.listed([newer, older, other])) == {("node-1", "gpu-0"), ("other", "gpu-1")}
-
-
-def test_a_device_that_is_two_gpus_has_no_uuid():
-    listed = resource_slices.listed([vendor_slice(entry()), vendor_slice(entry(uuid="GPU-0001"))])
-    assert listed["node-1", "gpu-0"].uuid == ""
-
-
-@pytest.mark.parametrize(
-    ("uuid", "address", "why"),
-    [
-        (UUID, "00000000:17:00.0", ""),
-        (UUID, "", ""),
-        (UUID, "00000000:18:00.0", "gpu-0 is GPU-0000: its ResourceSlice says at 0000:17:00.0"),
-        ("GPU-0001", "00000000:17:00.0", "the ResourceSlice has changed: gpu-0 was GPU-0001"),
-    ],
-)
-def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
-    device = Device(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", pci_address=address)
-    found = resource_slices.disagreement(ListedDevice("gpu-0", UUID, "gpu", PCI), device)
-    assert found.startswith(why)
-    assert bool(found) is bool(why)
-
-
-def test_a_long_node_name_gives_a_rule_its_own_name():
-    """Kubernetes takes 253 characters, which the name of a node alone may have."""
-    nodes = [f"{'a.' * 125}a-{end}" for end in "bc"]
-    made = [
-        resource_slices.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"]
-        for node in nodes
-    ]
-    assert len(nodes[0]) == 253
-    assert max(map(len, made)) <= 253
-    assert len(set(made)) == 2
-    assert all(name.endswith("-gpu-0-gpu.nvidia.com") for name in made)

@@ -14,7 +14,7 @@ from demo.standins.api_server import NODES, RULES, SLICES, ApiServer
 from demo.standins.http_api import status
 from plugin.cluster import apiserver
 from plugin.cluster.retry_loop import Pace
-from plugin.dra import resource_slices
+from plugin.dra.resource_slices import Pool
 from plugin.dra.vendor import taint_rules
 from plugin.dra.vendor.taint_rules import TaintRules
 from tests.patience import WITHIN
@@ -106,7 +106,7 @@ async def test_a_device_that_waits_for_its_scrub_has_no_taint(api, door, taintin
 async def test_old_rules_go_and_those_of_others_stay(api, door, tainting):
     def rule(device, driver=DRIVER, node=NODE, **labels) -> None:
         selector = {"driver": driver, "pool": node, "device": device}
-        labels = labels or resource_slices.rule_labels(node)
+        labels = labels or taint_rules.rule_labels(node)
         name = f"{len(api.objects(RULES))}"
         api.create(RULES, {"metadata": {"name": name, "labels": labels}, "spec": {
             "deviceSelector": selector, "taint": {"key": "a", "value": name, "effect": "NoSchedule"}}})  # fmt: skip
@@ -125,13 +125,11 @@ async def test_old_rules_go_and_those_of_others_stay(api, door, tainting):
 async def test_a_node_lists_only_its_own_rules(api, node):
     """Otherwise each of N nodes would read the rules of all N, each minute."""
     for pool in (node, f"{node}-2"):
-        rule = resource_slices.taint_rule(
-            resource_slices.Pool(DRIVER, pool, "uid"), "gpu-0", {"key": "a", "value": "b"}
-        )
+        rule = taint_rules.taint_rule(Pool(DRIVER, pool, "uid"), "gpu-0", {"key": "a", "value": "b"})
         assert all(len(value) <= 63 for value in rule["metadata"]["labels"].values())
         api.create(RULES, rule)
     server = apiserver.ApiServer(api.kubeconfig, node, 5.0)
-    [only] = await server.taint_rules(resource_slices.rule_labels(node))
+    [only] = await server.taint_rules(taint_rules.rule_labels(node))
     assert only["spec"]["deviceSelector"]["pool"] == node
     await server.close()
 
@@ -251,3 +249,15 @@ async def test_the_driver_taints_by_choice(api, scrub_server, live_driver, short
     scrub_server.say(gpu(0), gpu(1, **ILL))
     await live_driver("--vendor-registry-dir", short_tmp / "vendor", "--taint-rules")
     await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+
+
+def test_a_long_node_name_gives_a_rule_its_own_name():
+    """Kubernetes takes 253 characters, which the name of a node alone may have."""
+    nodes = [f"{'a.' * 125}a-{end}" for end in "bc"]
+    made = [
+        taint_rules.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"] for node in nodes
+    ]
+    assert len(nodes[0]) == 253
+    assert max(map(len, made)) <= 253
+    assert len(set(made)) == 2
+    assert all(name.endswith("-gpu-0-gpu.nvidia.com") for name in made)
