@@ -5,7 +5,7 @@ end of a reset, for which siblings wait; a step that has not passed; what the pa
 steps wait here for the next row. A kill loses them, with an attempt that proved nothing.
 
 A job writes without the lock of its device, because nobody else may decide about a device that is SCRUBBING: each row
-names the job, and ``own_record`` says whether the device still belongs to it. Only a reset takes others down, so it
+names the job, and ``own`` says whether the device still belongs to it. Only a reset takes others down, so it
 begins under the locks of its siblings.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from scrubber.core import changes
 from scrubber.core import events as ev
-from scrubber.core.model import Moment, Outcome, Step, StepResult
+from scrubber.core.model import Job, Outcome, Step, StepResult
 from scrubber.core.record import Record
 from scrubber.jobs.job_context import JobContext
 
@@ -31,17 +31,17 @@ class JobRows:
     job: str
     _results: list[StepResult] = field(default_factory=list)  # of the steps since the last row
 
-    def own_record(self) -> Record | None:
-        """The record of the device while the device still belongs to this job."""
-        record = self.context.ledger.records[self.device]
-        return record if record.scrubs.job is not None and record.scrubs.job.id == self.job else None
+    def own(self, *, waiting: bool = False) -> tuple[Record, Job] | None:
+        """The record of the device, and the job in it, while the device still belongs to this job.
 
-    def with_results(self, at: Moment) -> Record | None:
-        """The same record, as the results that wait will leave it."""
-        record = self.own_record()
-        if record is None:
-            return None
-        return changes.after(record, ev.StepsRecorded(self.job, tuple(self._results)), at)
+        ``waiting``: as the results that wait for the next row will leave it.
+        """
+        record = self.context.ledger.records[self.device]
+        is_own = record.scrubs.job is not None and record.scrubs.job.id == self.job
+        if waiting and is_own:
+            record = changes.after(record, ev.StepsRecorded(self.job, tuple(self._results)), self.context.now())
+        job = record.scrubs.job
+        return (record, job) if is_own and job is not None else None
 
     async def keep(self, *results: StepResult) -> bool:
         """Keep results for the next row, up to the first step that has not passed. Whether all have passed.

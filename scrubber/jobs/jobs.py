@@ -69,14 +69,9 @@ class Jobs:
         return self._running.get(device)
 
     async def start(
-        self,
-        device: str,
-        path: ScrubPath,
-        trigger: Trigger,
-        device_policy: DevicePolicy,
-        op: str,
+        self, device: str, path: ScrubPath, trigger: Trigger, device_policy: DevicePolicy, op: str,
         by: str = "autoclave",
-    ) -> ScrubJob:
+    ) -> ScrubJob:  # fmt: skip
         """Record a job, then start it. The caller holds the lock of the device and has decided."""
         return await aio.finish(self._start(device, path, trigger, device_policy, op, by))
 

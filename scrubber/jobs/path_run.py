@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -134,14 +134,11 @@ class PathRun:
     async def _turn(self, step: Step) -> AsyncIterator[Veto | None]:
         """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
         plan, progress = plans.PLANS[self.path], self.progress
-        slot, unexpected_holder = self.context.slots.at_driver(self.rows.device, step), None
+        watch = self.vetoes.watching(step) if Step.CLEAR in plan[: plan.index(step)] else nullcontext()
         async with AsyncExitStack() as turn:
-            if Step.CLEAR in plan[: plan.index(step)]:
-                async with self.vetoes.watching(step) as watching:
-                    await turn.enter_async_context(slot)
-                    unexpected_holder = watching.result() if watching.done() else None
-            else:
-                await turn.enter_async_context(slot)
+            async with watch as watching:
+                await turn.enter_async_context(self.context.slots.at_driver(self.rows.device, step))
+                unexpected_holder = watching.result() if watching is not None and watching.done() else None
             progress.step = step
             try:
                 yield unexpected_holder

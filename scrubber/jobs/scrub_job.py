@@ -101,7 +101,7 @@ class ScrubJob:
         except BrokenError as error:  # no worker can be started, which the pool has logged
             await self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
-            if self._rows.own_record() is not None:
+            if self._rows.own() is not None:
                 self._fault = error
                 await self._give_up(f"a fault inside the service: {error!r}")
         finally:
@@ -128,28 +128,27 @@ class ScrubJob:
 
     async def _scrub(self) -> None:
         """Run the path, judge it, record the consequence. Where policy says so, continue with a reset."""
-        while True:
-            record = self._rows.own_record()
-            if record is None or record.scrubs.job is None:
-                return
-            self.path = record.scrubs.job.path
+        while (own := self._rows.own()) is not None:
+            record, job = own
+            self.path = job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
             path = self.path_type(
                 self._context, self.path, self._policy, self.vetoes_type(self._context, self.device, self.id),
                 self._rows, self.progress, self._workers, order_for(self._policy, self.path, key, record.tenancy.span),
             )  # fmt: skip
-            async with self._context.slots.at_device(record, record.scrubs.job, self.progress.changed.notify):
+            async with self._context.slots.at_device(record, job, self.progress.changed.notify):
                 await path.run()
             if await self._conclude(path):
                 return
 
     async def _conclude(self, path: PathRun) -> bool:
         """Record what the path proved, and what the device reported. False when the job goes on with another path."""
-        record = self._rows.with_results(self._context.now())
-        if record is None or record.scrubs.job is None:
+        own = self._rows.own(waiting=True)
+        if own is None:
             return True
-        judged, vitals = await self._judged(record, record.scrubs.job, path)
-        events = conclusion.events(self._context, self.device_policy, record, judged, vitals)
+        record, job = own
+        judged, vitals = await self._judged(record, job, path)
+        events = conclusion.events(self._context, self.device_policy, record, job, judged, vitals)
         await self._rows.append(*events)
         event = events[0]
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -182,18 +181,16 @@ class ScrubJob:
         The device gets a setback: it is tried again with pauses, and is not offered meanwhile. A device that was proven
         bad before the fault is quarantined.
         """
-        record = self._rows.own_record()
-        job = record.scrubs.job if record is not None else None
-        proven = job is not None and verdict.proven_fault(job) is not None
-        if record is not None and record.health.quarantine is None and not proven:
-            await self._close(next_action.failure(record, why, Blame.SERVICE), why)
+        own = self._rows.own()
+        if own is not None and own[0].health.quarantine is None and verdict.proven_fault(own[1]) is None:
+            await self._close(next_action.failure(own[0], why, Blame.SERVICE), why)
         else:
             await self._interrupt(why)
 
     async def _interrupt(self, why: str) -> None:
-        record = self._rows.own_record()
-        if record is not None:
-            await self._close(next_action.interruption(record, why, self._context.now()), why)
+        own = self._rows.own()
+        if own is not None:
+            await self._close(next_action.interruption(own[0], why, self._context.now()), why)
 
     async def _close(self, event: ev.Event, why: str) -> None:
         self.why = why
