@@ -32,7 +32,7 @@ from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Handle, Library, Session
 from scrubber.node import proc
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 
 ROUNDS, OPENINGS = 20, 3
 PROC = Path("/proc")

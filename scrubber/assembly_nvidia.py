@@ -15,8 +15,8 @@ from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.node.containers import Containers
 from scrubber.node.kernellog import KernelLog
+from scrubber.node.node_containers import Containers
 
 logger = log.get("assembly")
 

@@ -21,7 +21,7 @@ from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
 from scrubber.devices.base import DeviceNode
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
 from scrubber.node.sandboxes import Sandboxes

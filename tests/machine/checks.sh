@@ -121,7 +121,7 @@ containers() { # PROGRAM
   until_true 30 is_in 1 in_use
   says "$(cut -c 1-12 /tmp/container)" "$(/opt/autoclave/bin/python -c "
 from pathlib import Path
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 print(Containers(Path('/proc')).of($pid))")"
   refused $HOOKS/gpu-job.sh end runner
   grep -q secret $GPUS/gpu1/memory

@@ -15,7 +15,7 @@ import pytest
 
 from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
 from scrubber.node import group_places
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 from tests.node.conftest import DEAD_LEADER
 from tests.node.control_groups import CONTAINER, ID, INNER, POD, UID, pod
 from tests.pod_groups import roots
@@ -186,7 +186,7 @@ def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -
 WITHIN_A_POD = """
 import ctypes, os, sys
 from pathlib import Path
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 own, pid = sys.argv[1:]
 Path(own).write_text("0")
 if ctypes.CDLL(None).unshare(0x02000000):  # CLONE_NEWCGROUP: as every container has one, on the second version

@@ -13,7 +13,7 @@ from autoclave.doctor.node_facts import CheckFault, Node, Process, fact
 from ground import paths, unix_sockets
 from scrubber.core.model import Holder
 from scrubber.devices.nvidia.host import PERSISTENCE_SOCKET
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
 from scrubber.node.processes import Processes
 

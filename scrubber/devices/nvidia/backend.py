@@ -24,8 +24,8 @@ from scrubber.devices.nvidia.holders import Idle, Usage
 from scrubber.devices.nvidia.host import MAJOR, NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
-from scrubber.node.containers import Containers
 from scrubber.node.kernellog import KernelLog
+from scrubber.node.node_containers import Containers
 
 
 class Nvidia:

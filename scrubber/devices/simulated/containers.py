@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scrubber.core.model import is_pod
 from scrubber.devices import shortage
-from scrubber.node.containers import Containers, runs, threads
+from scrubber.node.node_containers import Containers, runs, threads
 from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
 
 PROC = Path("/proc")

@@ -24,8 +24,8 @@ from scrubber.devices.base import UNSHOWN, Address, DeviceError, DeviceHandling,
 from scrubber.devices.simulated import containers, layout, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.fence.numbers import number_of
-from scrubber.node.containers import Containers
 from scrubber.node.group_places import GROUPS
+from scrubber.node.node_containers import Containers
 from scrubber.node.open_files import Search, Timer, separate_tables
 from scrubber.node.proc import ENDED, descends, user
 from scrubber.node.processes import Processes

@@ -12,8 +12,8 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.health import listener
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.node.containers import Containers
 from scrubber.node.kernellog import KernelLog
+from scrubber.node.node_containers import Containers
 from tests.devices.nvidia.health.events_seen import SOON, await_call, ours
 from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.fixtures import Stage, nvml, nvml_build, stage

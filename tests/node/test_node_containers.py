@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.node import group_places, proc
-from scrubber.node.containers import Containers
+from scrubber.node.node_containers import Containers
 from tests.node.conftest import NodeProc
 
 U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
