@@ -85,15 +85,15 @@ def disturbance(account: Account, covered: int) -> str | None:
     if account.opened.total != account.after.total:
         return "the memory that the driver keeps for itself changed meanwhile"
     slack = max(SLACK, int(account.before.total * SLACK_SHARE))
-    by_free, by_used = account.context, account.opened.used - account.before.used
-    beside = account.opened.free - account.after.free - covered
-    ours = max(CONTEXT_AT_MOST, account.own)
-    for taken, given, most in (
-        (min(by_free, by_used), max(by_free, by_used), ours),  # they differ as the totals do: no change
+    # What our context took, by the free and by the used memory. The two differ as the two totals do: that is no change.
+    context = account.context, account.opened.used - account.before.used
+    beside = account.opened.free - account.after.free - covered  # what went while the passes took their memory
+    for least, most, at_most in (
+        (min(context), max(context), max(CONTEXT_AT_MOST, account.own)),
         (beside, beside, slack),
     ):
-        if taken > most:
-            return f"another process took {taken} bytes of its memory meanwhile"
-        if given < -slack:
-            return f"{-given} bytes of its memory were given back meanwhile"
+        if least > at_most:
+            return f"another process took {least} bytes of its memory meanwhile"
+        if most < -slack:
+            return f"{-most} bytes of its memory were given back meanwhile"
     return None
