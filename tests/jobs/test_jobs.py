@@ -103,21 +103,52 @@ def said(event: ev.Event) -> list[str]:
             return [type(event).__name__]
 
 
-@pytest.mark.parametrize(("path", "transactions"), [(ScrubPath.FAST, FAST), (ScrubPath.RESET, RESET)])
-async def test_a_scrub_writes_only_what_a_kill_may_not_lose(begin, monkeypatch, path, transactions):
-    """Before memory is overwritten, before and after a reset, and at the end."""
-    world = await begin(gpus=1)
-    append, written = world.life.disk.append, list[Sequence[ev.LedgerEntry]]()
+async def transactions_of(world, monkeypatch, path):
+    """What a scrub of the first device writes, each write with the words of its rows."""
+    append, written = world.life.disk.append, list[list[str]]()
 
     def record(drafts: Sequence[ev.LedgerEntry]) -> object:
-        written.append(drafts)
+        written.append([word for draft in drafts for word in said(draft.event)])
         return append(drafts)
 
     monkeypatch.setattr(world.life.disk, "append", record)
     running = await world.operator_requests.scrub(world.uuids[0], path)
     await running.finished.wait()
-    assert running.receipt is not None
-    assert [[word for it in each for word in said(it.event)] for each in written] == transactions
+    return written
+
+
+@pytest.mark.parametrize(("path", "transactions"), [(ScrubPath.FAST, FAST), (ScrubPath.RESET, RESET)])
+async def test_a_scrub_writes_only_what_a_kill_may_not_lose(begin, monkeypatch, path, transactions):
+    """Before memory is overwritten, before and after a reset, and at the end."""
+    assert await transactions_of(await begin(gpus=1), monkeypatch, path) == transactions
+
+
+async def test_a_step_that_has_not_passed_has_a_row_at_once(begin, monkeypatch):
+    """What fails a step may also end the service."""
+
+    async def gives_up(*_: object) -> Report:
+        return Report(Outcome.FAILED, "it gave up", Blame.SERVICE)
+
+    world = await begin(gpus=1)
+    monkeypatch.setattr(PretendWorker, "_verify", gives_up)
+    assert (await transactions_of(world, monkeypatch, ScrubPath.FAST))[-2:] == [["clear", "verify"], ["ScrubFailed"]]
+
+
+async def test_a_reset_begins_under_the_locks_of_its_siblings(begin):
+    """A request that has observed a sibling has its decision recorded first."""
+    world = await begin(gpus=3)
+    device, sibling = world.uuids[1:]
+
+    def resets() -> list[ev.StepsRecorded]:
+        return [row for row in rows(world, ev.StepsRecorded, device) if row.begins is Step.RESET]
+
+    before = len(resets())
+    async with world.context.jobs.locks.of([sibling]):
+        running = await world.operator_requests.scrub(device, ScrubPath.RESET)
+        await asyncio.sleep(5)
+        assert (len(resets()), running.step) == (before, Step.RESET)
+    await running.finished.wait()
+    assert (len(resets()), running.receipt is not None) == (before + 1, True)
 
 
 async def test_a_cancelled_job_records_the_steps_that_have_passed(world):
