@@ -4,9 +4,9 @@ A row marks what a kill may not lose, and is on the disk before the job acts on 
 end of a reset, for which siblings wait; a step that has not passed; what the path proved. The results of the other
 steps wait here for the next row. A kill loses them, with an attempt that proved nothing.
 
-A job writes without the lock of its device, because nobody else may decide about a device that is SCRUBBING: each row
-names the job, and ``own`` says whether the device still belongs to it. Only a reset takes others down, so it
-begins under the locks of its siblings.
+A job does not hold the lock of its device, so somebody may end the job while it works, such as an operator who
+quarantines the device. So ``own`` is asked before each end, and the ledger takes no result and no receipt of a job that
+the device does not have any more. Only a reset takes other devices down: it begins under the locks of its siblings.
 """
 
 from __future__ import annotations

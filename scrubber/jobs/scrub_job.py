@@ -1,7 +1,7 @@
 """One scrub of one device, from its start to its last row, for callers who wait for it.
 
-``path_run`` runs the steps, ``vetoes`` says what stops a step, and ``conclusion`` what follows from the verdict. Only
-``job_rows`` writes.
+``path_run`` runs the steps, ``vetoes`` says what stops a step, and ``conclusion`` says what follows from the verdict.
+Only ``job_rows`` writes.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class ScrubJob:
         others = self._context.ledger.records.values()
         judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers, others)
         if isinstance(judged, Measurements):
-            veto = unexpected_holder or await path.vetoes.last_look()
+            last = await path.vetoes.last_look()
+            veto = unexpected_holder or last
             if veto is None:
                 return replace(judged, witness=path.use_counter), vitals
             judged = replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), in_the_way=veto.in_the_way)
