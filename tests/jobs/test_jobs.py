@@ -123,7 +123,7 @@ async def test_a_scrub_writes_only_what_a_kill_may_not_lose(begin, monkeypatch, 
     assert await transactions_of(await begin(gpus=1), monkeypatch, path) == transactions
 
 
-async def test_a_step_that_has_not_passed_has_a_row_at_once(begin, monkeypatch):
+async def test_a_failed_step_has_a_row_at_once(begin, monkeypatch):
     """What fails a step may also end the service."""
 
     async def gives_up(*_: object) -> Report:
