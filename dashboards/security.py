@@ -60,9 +60,9 @@ def _findings() -> Section:
         Query(by_device(service.UNAUTHORISED), "{{at}}"), bars=True,
     )  # fmt: skip
     asked = graph(
-        "Questions for GPUs of others", "How often processes asked the kernel for GPUs that were not given to them, by "
+        "Open attempts on GPUs of others", "How often processes tried to open GPUs that were not given to them, by "
         "answer. One opening asks two or three times.", units.Short,
-        Query(SCOPE.recent_by(service.FENCE_QUESTIONS, "answer"), "{{answer}}"), bars=True,
+        Query(SCOPE.recent_by(service.FENCE_ATTEMPTS, "answer"), "{{answer}}"), bars=True,
     )  # fmt: skip
     residue = graph(
         "Residue", "Bytes of earlier users that scrubs found and cleared, by GPU.", units.BytesIEC,

@@ -340,7 +340,7 @@ async def _no_fence(stage: Stage) -> str:
 
 def _refused(device: views.DeviceStatus, pod: str) -> str:
     """The program of this pod to which the kernel has refused the device."""
-    return ", ".join(str(asker) for asker in device.askers if asker.place == pod and asker.refused)
+    return ", ".join(str(opener) for opener in device.openers if opener.place == pod and opener.refused)
 
 
 async def _restarts(play: Play) -> None:

@@ -117,7 +117,7 @@ class HolderView:
 
 
 @dataclass(frozen=True, slots=True)
-class AskerView:
+class OpenerView:
     """A program that asked for a device that was not given to it, in the last days."""
 
     command: str
@@ -176,7 +176,7 @@ class DeviceStatus:
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     use_counter: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
     fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
-    askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
+    openers: tuple[OpenerView, ...] = ()  # who asked for it and was not given it, the latest last
     use_counter_kind: str = (
         ""  # the same as ``use_counter`` for a program: fence, files, none, unknown; empty: not asked yet
     )

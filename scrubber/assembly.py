@@ -362,6 +362,6 @@ def build(
     readiness = Readiness(context, reporter, lambda: monitor.ended)
     collector = ServiceCollector(context, reporter, counters, readiness, lambda: board_sampler.latest, clock.now().wall)
     chronicle = Chronicle(ledger, active_policy, clock.clocks)
-    openers = Openers(context, guard.askers) if guard is not None else None
+    openers = Openers(context, guard.openers) if guard is not None else None
     parts = (service, reporter, monitor, chronicle, openers, active_policy, pool)
     return Assembly(config, ledger, *parts, readiness, collector, board_sampler, guard)

@@ -166,7 +166,7 @@ def _others(row: TenancyRow) -> str:
     later = row.closed.until_wiped
     counts = ((later.let_through, "let through"), (later.refused, "refused"))
     wiped = [f"{times} {what} until it was wiped" for times, what in counts if times]
-    asked = f"{quantity(guarded.let_through, 'question')} let through, {guarded.refused} refused"
+    asked = f"{quantity(guarded.let_through, 'open attempt')} let through, {guarded.refused} refused"
     return ", ".join([asked, *wiped, *guarded.flaws, *_later_flaws(row.closed)])
 
 

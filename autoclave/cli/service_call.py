@@ -74,7 +74,7 @@ async def find(admin: admin_client.AdminClient, names: Sequence[str]) -> dict[st
     return {device.device: device for device in (await admin.status(names)).devices}
 
 
-def asker() -> str:
+def caller() -> str:
     """The user at this shell, for the ledger."""
     uid = os.getuid()
     try:

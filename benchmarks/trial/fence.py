@@ -202,7 +202,7 @@ def _uses(standing: Fence, number: DeviceNumber, node: Path, other: Path, where:
         questions.append(after.asked - before.asked)
         if after.asked == before.asked:
             missed.add(way)
-    named = {it.command for it in standing.questions.new()}
+    named = {it.command for it in standing.attempts.new()}
     standing.close()
     yield SEEN.answered(100 * counted / done, note=f"{counted} of {done}: opened only, NVML, a context, in turns")
     for way, what in enumerate(("an open", "NVML opened and asked", "a context")):

@@ -13,9 +13,9 @@ from ground import log
 from policies.policy_model import FenceMode, Policy, digest
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
-from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.exempt import Exempt
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import Fence, FenceError
 from scrubber.node import own_cgroup, proc

@@ -1,12 +1,12 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-A question that was refused is no use, nor is one that is excused. All others count. So does whoever could open a device
+An attempt that was refused is no use, nor is one that is ignored. All others count. So does whoever could open a device
 uncounted, may no longer, and still runs: it may have the device open.
 
-Two locks. While the questions are read and their processes are looked up, only a reader of the use counter waits, and
-not for long. The rules and the counts have a lock of their own, under which nothing is looked up for a question. Who
-asked a question that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
-number of such questions.
+Two locks. While the attempts are read and their processes are looked up, only a reader of the use counter waits, and
+not for long. The rules and the counts have a lock of their own, under which nothing is looked up for an attempt. Who
+asked an attempt that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
+number of such attempts.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Po
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import DeviceNumber
 from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
-from scrubber.fence.excuses import Excuses, Sources, Terms
+from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import program
+from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Counts, Fence
-from scrubber.fence.kernel.questions import Question
 from scrubber.node import clock
 from scrubber.node.new_groups import NewGroups
 
 logger = log.get("fence")
 
-_TRIES = 8  # readings of the count, while questions come
-_PATIENCE = 0.5  # seconds in which the questions are to be read before the use counter is read
+_TRIES = 8  # readings of the count, while attempts come
+_PATIENCE = 0.5  # seconds in which the attempts are to be read before the use counter is read
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 _GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
-_POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
-_REFUSED = 256  # refused questions that wait until it is looked up who asked them
+_POLL_MS = 500  # the thread that reads the attempts looks this often whether it must end
+_REFUSED = 256  # refused attempts that wait until it is looked up who asked them
 _LOOKS = 0.1  # the part of its time in which the thread looks that up: who floods may ask for all of it
 
 
@@ -78,9 +78,9 @@ class Guard:
         self._knows_processes = knows_processes
         self._new_groups = new_groups
         self._sources = sources
-        self._excuses = Excuses(service, sources)
-        self.askers = self._excuses.askers
-        self._reading = threading.Lock()  # the questions can be read once
+        self._ignored = IgnoredAttempts(service, sources)
+        self.openers = self._ignored.openers
+        self._reading = threading.Lock()  # the attempts can be read once
         self._turn = threading.RLock()  # the fence is asked by many threads
         self._boot_id = boot.boot_id()
         self._device_of: Mapping[DeviceNumber, str] = {}  # the device that a number belongs to
@@ -98,14 +98,14 @@ class Guard:
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
-        self._refused = deque[tuple[str, Question]](maxlen=_REFUSED)
+        self._refused = deque[tuple[str, Attempt]](maxlen=_REFUSED)
         self._looks_again = 0.0  # when the next of them is looked up
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read, name="fence", daemon=True)
         sources.read()  # who is exempt, before the first rule is set
 
     def start(self) -> None:
-        """Read each question as soon as it is asked: its process may end at once."""
+        """Read each attempt as soon as it is asked: its process may end at once."""
         self._reader.start()
 
     def learn(self, numbers: Mapping[str, frozenset[DeviceNumber]]) -> None:
@@ -184,7 +184,7 @@ class Guard:
     def changed(self, uuid: str, open_to: MayOpen) -> None:
         """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
 
-        Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
+        Raises nothing: what the kernel does not take is tried again with the next attempt, and counts as a use.
         """
         with self._turn:
             if self._open_to.get(uuid) != open_to:
@@ -352,11 +352,11 @@ class Guard:
             with self._turn:
                 if self._says_as_before(uuid):
                     return self._read_counter(uuid)
-            if not self._take_questions(until):
+            if not self._take_attempts(until):
                 return said if said is not None else Missed(_TOO_MANY)
             with self._turn:
                 said = self._read_counter(uuid)
-                if not self._fence_has_questions():
+                if not self._fence_has_attempts():
                     break  # otherwise somebody has asked meanwhile, and may be a bystander
         return said
 
@@ -370,15 +370,15 @@ class Guard:
             self._turn.release()
 
     def _says_as_before(self, uuid: str) -> bool:
-        """Whether the kernel has counted no more than was said last: no excuse is needed."""
+        """Whether the kernel has counted no more than was said last: nothing has to be looked up."""
         if uuid not in self._uses or not self._numbers.get(uuid):
             return False
         with suppress(OSError):
             return self._counted(uuid) + self._more.get(uuid, 0) <= self._uses[uuid]
         return False
 
-    def _fence_has_questions(self) -> bool:
-        return not self._ending.is_set() and bool(self._numbers) and self._fence.questions.waiting()
+    def _fence_has_attempts(self) -> bool:
+        return not self._ending.is_set() and bool(self._numbers) and self._fence.attempts.waiting()
 
     def _read_counter(self, uuid: str) -> UseReading | None:
         if not self._numbers.get(uuid) or self._ending.is_set():
@@ -395,7 +395,7 @@ class Guard:
             uses = self._counted(uuid)
         except OSError as error:
             return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
-        # A question may be counted before it can be read, and excused after it was said: what was said stays said.
+        # An attempt may be counted before it can be read, and ignored after it was said: what was said stays said.
         self._said_at[uuid] = _uptime()
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
@@ -412,7 +412,7 @@ class Guard:
     def reading(self, uuid: str) -> FenceReading:
         """What the kernel does with a device for others, and has counted of them up to now.
 
-        No count is said by it: what is excused later was no use.
+        No count is said by it: what is ignored later was no use.
         """
         at = clock.now()
         with self._turn:
@@ -440,7 +440,7 @@ class Guard:
             "",
             self._counter(numbers),
             passed=sum(it.asked for it in counts) - refused,
-            ignored=sum(it.excused for it in kept),
+            ignored=sum(it.ignored for it in kept),
             refused=refused,
             gaps=sum(it.gaps for it in kept),
             exempt=terms.exempt_digest,
@@ -459,7 +459,7 @@ class Guard:
             self._note_gap(uuid, self._missed[uuid])
 
     def _note_gap(self, uuid: str, why: str) -> None:
-        self.askers.missed(uuid, why)
+        self.openers.missed(uuid, why)
         logger.warning("the fence may have missed somebody", device=uuid, why=why)
 
     def _counted(self, uuid: str) -> int:
@@ -496,8 +496,8 @@ class Guard:
                 return None
             return kept.uses if kept.proof == _named(proof, self._numbers[uuid]) else None
 
-    def _take_questions(self, until: float | None = None) -> bool:
-        """Judge the questions that can be read. False: until then, another thread has not done so."""
+    def _take_attempts(self, until: float | None = None) -> bool:
+        """Judge the attempts that can be read. False: until then, another thread has not done so."""
         if not self._device_of:
             return True  # nobody would know yet whose they are
         if not self._reading.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0.0)):
@@ -506,15 +506,15 @@ class Guard:
             if self._ending.is_set():
                 return True
             refused = set[str]()
-            for question in self._fence.questions.new():
-                uuid = self._device_of.get(question.device)
+            for attempt in self._fence.attempts.new():
+                uuid = self._device_of.get(attempt.device)
                 if uuid is None:
                     continue
-                if question.refused:  # the kernel says that it was no use
-                    self._refused.append((uuid, question))
+                if attempt.refused:  # the kernel says that it was no use
+                    self._refused.append((uuid, attempt))
                     refused.add(uuid)
-                elif self._excuses.cover(uuid, question):
-                    self._excuse(uuid, question)
+                elif self._ignored.has(uuid, attempt):
+                    self._ignore(uuid, attempt)
             with self._turn:
                 for uuid in refused:
                     self._open(uuid)  # perhaps to a group that began after the last round
@@ -523,55 +523,55 @@ class Guard:
             self._reading.release()
 
     def _look_up_refused(self) -> None:
-        """Remember who asked the question that was refused first, unless too much time went into that already."""
+        """Remember who asked the attempt that was refused first, unless too much time went into that already."""
         began = time.monotonic()
         if not self._refused or began < self._looks_again:
             return
         with self._reading:
-            uuid, question = self._refused.popleft()
-            self._excuses.cover(uuid, question)
+            uuid, attempt = self._refused.popleft()
+            self._ignored.has(uuid, attempt)
             with self._turn:
                 self._open(uuid)  # perhaps to a group of which nobody knew before that look
         now = time.monotonic()
         self._looks_again = now + (now - began) * (1 / _LOOKS - 1)
 
-    def _excuse(self, uuid: str, question: Question) -> None:
+    def _ignore(self, uuid: str, attempt: Attempt) -> None:
         with self._turn:
             try:
-                self._take_off(uuid, question)
+                self._take_off(uuid, attempt)
             except OSError as error:  # it stays a use
-                logger.warning("the fence does not take an excuse", device=uuid, error=str(error))
+                logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
 
-    def _take_off(self, uuid: str, question: Question) -> None:
-        if question.device not in self._numbers.get(uuid, ()):
+    def _take_off(self, uuid: str, attempt: Attempt) -> None:
+        if attempt.device not in self._numbers.get(uuid, ()):
             return
-        was_said = question.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
+        was_said = attempt.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
         if was_said:
             first = _first(self._numbers[uuid])
             kept = self._fence.kept(first)
-            if kept.proof:  # before the excuse: a service that is killed in between must not hide a later use
+            if kept.proof:  # before it is taken off: a service that is killed in between must not hide a later use
                 self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
             self._more[uuid] = self._more.get(uuid, 0) + 1
-        kept = self._fence.kept(question.device)
-        self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
+        kept = self._fence.kept(attempt.device)
+        self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
 
     def _read(self) -> None:
-        questions, everything = select.poll(), select.poll()
-        for poll in (questions, everything):
-            poll.register(self._fence.questions.descriptor, select.POLLIN)
+        attempts, everything = select.poll(), select.poll()
+        for poll in (attempts, everything):
+            poll.register(self._fence.attempts.descriptor, select.POLLIN)
         if self._new_groups is not None and self._new_groups.descriptor is not None:
             everything.register(self._new_groups.descriptor, select.POLLIN)
         pause = 0.0  # until this time new groups wait: who may make groups may make many
         while not self._ending.is_set():
             is_due = time.monotonic() >= pause
             wait = 1000 * max(self._looks_again - time.monotonic(), 0.0) if self._refused else _POLL_MS
-            asked = everything.poll(wait) if is_due else questions.poll(min(wait, _GROUPS_EVERY * 1000))
+            asked = everything.poll(wait) if is_due else attempts.poll(min(wait, _GROUPS_EVERY * 1000))
             try:
                 if asked and is_due and self._new_groups is not None and self._new_groups.any():
                     self._follow_groups()
                     pause = time.monotonic() + _GROUPS_EVERY
                 if asked:
-                    self._take_questions()
+                    self._take_attempts()
                 self._look_up_refused()
             except Exception as error:  # noqa: BLE001 - the thread goes on: what it does not read counts as a use
                 logger.warning("cannot read who asked for a GPU", error=repr(error))
@@ -580,7 +580,7 @@ class Guard:
                 self._ending.wait(_POLL_MS / 1000)
 
     def close(self) -> None:
-        """Read no more questions, and let go of the fence. It stands on."""
+        """Read no more attempts, and let go of the fence. It stands on."""
         self._ending.set()
         if self._reader.is_alive():
             self._reader.join()

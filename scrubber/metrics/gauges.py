@@ -18,7 +18,7 @@ from scrubber.core import absence, offering
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
-from scrubber.fence.askers import Asked
+from scrubber.fence.live_openers import Totals
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.observer import Observer
@@ -161,10 +161,10 @@ class ServiceCollector(Collector):
                 yield service_metrics.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
         yield from _health(self._context.seen.vitals.get(uuid))
         guard = self._context.observer.driver.guard
-        asked = guard.askers.asked(uuid) if guard is not None else Asked()
+        asked = guard.openers.asked(uuid) if guard is not None else Totals()
         for answer, times in ((REFUSED, asked.refused), (COUNTED, asked.times - asked.refused)):
             if times:
-                yield service_metrics.FENCE_QUESTIONS, (answer,), float(times)
+                yield service_metrics.FENCE_ATTEMPTS, (answer,), float(times)
 
     def _last_receipt(self, record: Record) -> Receipt | None:
         return record.scrubs.receipt or self._counters.proven.get(record.device.uuid)

@@ -222,8 +222,8 @@ FENCE_LEASE = Row(
     "For how long others are still refused without a sign of the service, which renews that in each round. 0 where"
     " nobody is refused. Absent where no fence stands.", unit=SECONDS,
 )  # fmt: skip
-FENCE_QUESTIONS = Row(
-    "autoclave_fence_questions_total", Kind.COUNTER,
+FENCE_ATTEMPTS = Row(
+    "autoclave_fence_open_attempts_total", Kind.COUNTER,
     "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted."
     " An opening that is let through asks up to three times. Of who asks again and again, ten refused questions a"
     " second are counted here. Not of programs that the policy exempts. Absent until somebody has asked.",

@@ -19,7 +19,7 @@ from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.fence.askers import Asker
+from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
@@ -250,7 +250,7 @@ class Observer:
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
             facts = replace(facts, owner_left=guard.owner_left(uuid))
         if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):
-            facts = _used(facts, guard.askers.users(uuid, receipt.finished.wall))
+            facts = _used(facts, guard.openers.users(uuid, receipt.finished.wall))
         return facts
 
     def fence_reading(self, uuid: str) -> FenceReading:
@@ -332,7 +332,7 @@ class Observer:
         return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
 
 
-def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
+def _used(facts: Facts, users: Sequence[LiveOpener]) -> Facts:
     """The facts with the last program that has used the device since its proof.
 
     A program that is not exempt comes first.

@@ -20,7 +20,7 @@ from scrubber.core.model import OTHERS, Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
-from scrubber.fence.askers import KEPT_FOR, Askers
+from scrubber.fence.live_openers import KEPT_FOR, LiveOpeners
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.entry_queries import Window
 from scrubber.service.context import ServiceContext
@@ -35,13 +35,13 @@ _Row = tuple[str, OpenAttempted | FenceMissed]  # with its device
 class Openers:
     """Writes these rows. What cannot be written is written later."""
 
-    def __init__(self, context: ServiceContext, askers: Askers) -> None:
+    def __init__(self, context: ServiceContext, openers: LiveOpeners) -> None:
         self._context = context
         self._ledger = context.ledger
-        self._askers = askers
+        self._live = openers
         self._periods: dict[str, Written] | None = None  # by device; None: the rows of earlier lives are not read yet
         self._looked = dict[str, Record]()  # by device: the record at the last look ...
-        self._asked = (-1, AT_ONCE)  # ... how many questions there had been by then, and room for how many rows
+        self._asked = (-1, AT_ONCE)  # ... how many attempts there had been by then, and room for how many rows
         self._unwritten: list[_Row] = []
         self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
         self._gaps = deque[float](maxlen=AT_ONCE)  # ... and of the last ones about gaps: nobody else's flood hides them
@@ -82,22 +82,22 @@ class Openers:
         for uuid, record in self._ledger.records.items():
             events = [it.event for it in page.entries if it.device == uuid and isinstance(it.event, OpenAttempted)]
             earlier, periods[uuid] = open_attempts.remembered(events, open_attempts.period(record))
-            self._askers.remember(uuid, earlier)
+            self._live.remember(uuid, earlier)
         return periods
 
     def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
-        for uuid, why in self._askers.take_gaps(self._room(self._gaps)):
+        for uuid, why in self._live.take_gaps(self._room(self._gaps)):
             self._unwritten.append((uuid, FenceMissed(why)))
             self._gaps.append(self._context.now().uptime)
         before_this = self._asked
-        self._asked = self._askers.questions, self._room()
-        is_quiet = not ends and self._asked == before_this == (self._askers.questions, AT_ONCE)
+        self._asked = self._live.attempts, self._room()
+        is_quiet = not ends and self._asked == before_this == (self._live.attempts, AT_ONCE)
         for uuid, record in self._ledger.records.items():
             if is_quiet and self._looked.get(uuid) is record:
                 continue  # the usual case, after each row for each other device
             self._looked[uuid] = record
-            forgotten = self._askers.take_forgotten(uuid)  # first: nobody is in both
+            forgotten = self._live.take_forgotten(uuid)  # first: nobody is in both
             counted, now = self._counted(uuid), open_attempts.period(record)
             before = periods.get(uuid, Written(now)).with_forgotten(forgotten)
             is_over = before.period != now
@@ -124,7 +124,7 @@ class Openers:
         return AT_ONCE - sum(at > now - WITHIN for at in (self._first if written is None else written))
 
     def _counted(self, uuid: str) -> list[Opener]:
-        return [asker.opener for asker in self._askers.of(uuid) if not asker.ignored]
+        return [opener.opener for opener in self._live.of(uuid) if not opener.ignored]
 
     async def _named(self, rows: list[_Row]) -> list[_Row]:
         """These rows with the names of their pods, as far as they come in time."""
@@ -133,7 +133,7 @@ class Openers:
         except DeviceError:
             return rows
         for uuid in {uuid for uuid, _ in rows}:
-            self._askers.name(uuid, names)
+            self._live.name(uuid, names)
         return [(uuid, _named(row, names)) for uuid, row in rows]
 
 

@@ -21,8 +21,8 @@ from scrubber.core.model import Holder, Moment, Opener, State, is_contained
 from scrubber.core.open_attempts import added
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
-from scrubber.fence.askers import Asker
 from scrubber.fence.guard import Guard
+from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
@@ -94,7 +94,7 @@ class StatusReporter:
             use_counter=said.words if said is not None else "",
             use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
-            askers=_asker_views(guard.askers.of(uuid)) if guard is not None else (),
+            openers=_asker_views(guard.openers.of(uuid)) if guard is not None else (),
         )
 
     def reported(self) -> ReportedDevices:
@@ -179,8 +179,8 @@ class StatusReporter:
     def _others(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
         """The programs that the fence has let through although the device was not given to them."""
         guard = self._context.observer.driver.guard
-        askers = guard.askers.of(record.device.uuid) if guard is not None else ()
-        opened = {asker.opener.pid for asker in askers if asker.opener.was_let_through and not asker.ignored}
+        openers = guard.openers.of(record.device.uuid) if guard is not None else ()
+        opened = {opener.opener.pid for opener in openers if opener.opener.was_let_through and not opener.ignored}
         return tuple(holder for holder in holders if holder.pid in opened)
 
     async def _keeps_out(
@@ -197,7 +197,7 @@ class StatusReporter:
         pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
         guard, node = self._context.observer.driver.guard, next(iter(record.device.nodes), "")
-        asked = guard is not None and any(not it.ignored for it in guard.askers.of(record.device.uuid))
+        asked = guard is not None and any(not it.ignored for it in guard.openers.of(record.device.uuid))
         return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked))
 
     async def _after_use(self, record: Record, entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
@@ -212,24 +212,24 @@ class StatusReporter:
         """The devices with the names of their pods, or without these names if they do not arrive in time."""
         records = [self._context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
-        if not any(map(device_status.may_have_pod, records)) and not any(it.askers or it.holders for it in devices):
+        if not any(map(device_status.may_have_pod, records)) and not any(it.openers or it.holders for it in devices):
             return devices
         tenants = await self._pods()
         return [
             replace(
                 device,
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
-                askers=tuple(self._named(device.device, it, tenants.names) for it in device.askers),
+                openers=tuple(self._named(device.device, it, tenants.names) for it in device.openers),
                 holders=tuple(replace(it, pod=tenants.names.get(it.container, "")) for it in device.holders),
             )
             for record, device in zip(records, devices, strict=True)
         ]
 
-    def _named(self, uuid: str, asker: views.AskerView, names: Mapping[str, str]) -> views.AskerView:
+    def _named(self, uuid: str, opener: views.OpenerView, names: Mapping[str, str]) -> views.OpenerView:
         """With the name of its pod, which the policy in force may exempt since it asked."""
-        pod, guard = names.get(asker.place, asker.pod), self._context.observer.driver.guard
-        exempt = asker.exempt or (guard is not None and guard.exempts(uuid, pod, asker.place))
-        return replace(asker, pod=pod, exempt=exempt)
+        pod, guard = names.get(opener.place, opener.pod), self._context.observer.driver.guard
+        exempt = opener.exempt or (guard is not None and guard.exempts(uuid, pod, opener.place))
+        return replace(opener, pod=pod, exempt=exempt)
 
     async def _pods(self) -> Tenants:
         """The pods of the node; none if their names do not arrive in time."""
@@ -315,17 +315,17 @@ def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) 
     return lacks
 
 
-def _asker_views(askers: Iterable[Asker]) -> tuple[views.AskerView, ...]:
+def _asker_views(openers: Iterable[LiveOpener]) -> tuple[views.OpenerView, ...]:
     """One for each program, as the policy says of it now: it may have asked before it was exempt, and since.
 
-    ``askers``: the latest last.
+    ``openers``: the latest last.
     """
     programs: dict[tuple[str, str, bool], Opener] = {}
-    for asker in askers:
-        key = asker.opener.place, asker.opener.who.command, asker.ignored
-        programs[key] = added(programs.pop(key, None), asker.opener)
+    for opener in openers:
+        key = opener.opener.place, opener.opener.who.command, opener.ignored
+        programs[key] = added(programs.pop(key, None), opener.opener)
     return tuple(
-        views.AskerView(
+        views.OpenerView(
             it.command, it.pid, it.place, it.pod, it.first, it.last, it.times, it.refused, it.exempt, ignored
         )
         for (*_, ignored), it in programs.items()

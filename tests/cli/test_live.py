@@ -313,7 +313,7 @@ def test_a_quarantine_is_in_the_status_with_who_and_why(autoclave, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
     (device,) = items(autoclave("status", gpu, "-o", "json"))
     assert (device["state"], device["healthy"]) == ("quarantined", False)
-    assert (device["quarantine"]["by"], device["quarantine"]["detail"]) == (service_call.asker(), "smells [bold]odd")
+    assert (device["quarantine"]["by"], device["quarantine"]["detail"]) == (service_call.caller(), "smells [bold]odd")
     output_of(autoclave("reinstate", gpu, "--reason", "aired"))
 
 

@@ -279,6 +279,6 @@ def test_a_leftover_stays_until_it_is_killed(autoclave, gpus):
 
 def test_the_requester_is_named_with_its_real_uid(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert service_call.asker() == "user root (uid 0)"
+    assert service_call.caller() == "user root (uid 0)"
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999)
-    assert service_call.asker() == "uid 3999999"
+    assert service_call.caller() == "uid 3999999"

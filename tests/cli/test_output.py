@@ -51,8 +51,8 @@ def test_the_status_table_has_one_note_for_each_device():
     ]
 
 
-ASKER = views.AskerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=1000, refused=1000)
-ASKING = replace(CLEAN, fence="refuse", askers=(ASKER, replace(ASKER, place="uid-1", pod="ml/train", refused=0)))
+OPENER = views.OpenerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=1000, refused=1000)
+ASKING = replace(CLEAN, fence="refuse", openers=(OPENER, replace(OPENER, place="uid-1", pod="ml/train", refused=0)))
 
 
 def test_an_explanation_names_who_asked_for_a_gpu_of_others():

@@ -99,7 +99,7 @@ class Operator:
 
     async def refused(self, index: int, times: int) -> None:
         """Return when the service has been told of so many refusals of a device since its start."""
-        await self.devices(lambda device: sum(asker.refused for asker in device.askers) >= times, index)
+        await self.devices(lambda device: sum(opener.refused for opener in device.openers) >= times, index)
 
 
 class Autoclave(Operator):

@@ -56,7 +56,7 @@ async def test_a_monitor_that_no_policy_names_is_held(pods, autoclave, gpu) -> N
 
 def asked(device) -> dict[str, bool]:
     """The pods that asked for a device which was not given to them, and whether they were refused."""
-    return {asker.pod: asker.refused > 0 for asker in device.askers}
+    return {opener.pod: opener.refused > 0 for opener in device.openers}
 
 
 async def test_only_a_pod_that_was_given_a_gpu_opens_it(cluster, autoclave, gpu) -> None:

@@ -57,7 +57,7 @@ def test_the_rights_of_the_scrubber_hold_a_fence(group: Path, owner: Path, forei
     assert run(foreign, OPENS) == "opened"
 
 
-def test_without_one_right_the_fence_names_no_asker(group: Path, owner: Path, foreign: Path) -> None:
+def test_without_one_right_the_fence_names_no_opener(group: Path, owner: Path, foreign: Path) -> None:
     assert fences(group, owner, ["KILL", "SYS_PTRACE"]) == []
     run(foreign, OPENS)
     assert "refused None" in fences(group, owner, ["DAC_READ_SEARCH"])

@@ -34,7 +34,7 @@ HIDDEN = CheckFault("process 1 cannot be read: permission denied", denied=True, 
 DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
-ASKER = views.AskerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
+OPENER = views.OpenerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
@@ -141,16 +141,16 @@ SERVICES = [
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
     (
         "fence",
-        gpu(fence="watch", askers=(ASKER,)),
+        gpu(fence="watch", openers=(OPENER,)),
         WARNING,
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 3',
     ),
     ("fence", BELOW, WARNING, "processes below /sys/fs/cgroup/trial only, and nobody else"),
     ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
     ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
-    ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "was refused; at least 4 questions"),
-    ("fence", gpu(fence="watch", askers=(replace(ASKER, exempt=True),)), WARNING, "the policy exempts its unit"),
-    ("fence", gpu(fence="watch", askers=(replace(ASKER, ignored=True),)), WARNING, "although it is a bystander"),
+    ("fence", gpu(fence="refuse", openers=(replace(OPENER, refused=4),)), WARNING, "was refused; at least 4 questions"),
+    ("fence", gpu(fence="watch", openers=(replace(OPENER, exempt=True),)), WARNING, "the policy exempts its unit"),
+    ("fence", gpu(fence="watch", openers=(replace(OPENER, ignored=True),)), WARNING, "although it is a bystander"),
     ("fence", gpu(fence=views.OPEN_TO_ALL), WARNING, "every process may open GPU 3 for now"),
     ("fence", service(fence_lacks="cannot fence the GPUs: no bpf"), WARNING, "no bpf. Instead, the service searches"),
     ("fence", service(fence_lacks="no bpf"), WARNING, "So a pod waits for its GPU in Allocate there"),
@@ -342,9 +342,9 @@ ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
     ],
     ids=["of a pod that has no name", "of the host", "of a pod"],
 )
-def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
-    asker = replace(ASKER, place="0a-uid") if pod is None else replace(ASKER, pod=pod)
-    [found] = finding_of(gpu(fence="watch", askers=(asker,)), "fence")
+def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
+    opener = replace(OPENER, place="0a-uid") if pod is None else replace(OPENER, pod=pod)
+    [found] = finding_of(gpu(fence="watch", openers=(opener,)), "fence")
     assert (would in found.text, where in found.remedy) == (True, True), found
 
 
@@ -356,11 +356,12 @@ def test_a_fence_that_a_flag_chose_has_its_remedy():
 
 
 def test_a_program_that_asked_for_many_gpus_is_one_finding():
-    before = replace(ASKER, command="python3", pid=8, last=NOW - 86_400, times=3)
-    refused = replace(ASKER, last=NOW - 60, refused=2)
-    asked = {0: (ASKER,), 1: (before,), 2: (), 5: (replace(ASKER, last=NOW - 5), refused)}
+    before = replace(OPENER, command="python3", pid=8, last=NOW - 86_400, times=3)
+    refused = replace(OPENER, last=NOW - 60, refused=2)
+    asked = {0: (OPENER,), 1: (before,), 2: (), 5: (replace(OPENER, last=NOW - 5), refused)}
     devices = [
-        replace(GPU, device=f"GPU-{index}", index=index, fence="hold", askers=askers) for index, askers in asked.items()
+        replace(GPU, device=f"GPU-{index}", index=index, fence="hold", openers=openers)
+        for index, openers in asked.items()
     ]
     several, one = finding_of(stands(answer=views.Status(tuple(devices), SERVICE)), "fence")
     last = datetime.fromtimestamp(NOW, UTC).astimezone().isoformat(" ", "minutes")
@@ -373,8 +374,8 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
 
 def test_programs_whose_place_tells_nothing_have_findings_of_their_own():
     """All that has ended, or runs outside of any container, is there."""
-    askers = tuple(replace(ASKER, command=name, place=place) for name in ("nvtop", "sh") for place in NOWHERE)
-    found = finding_of(gpu(fence="watch", askers=askers), "fence")
+    openers = tuple(replace(OPENER, command=name, place=place) for name in ("nvtop", "sh") for place in NOWHERE)
+    found = finding_of(gpu(fence="watch", openers=openers), "fence")
     assert [it.text.partition('" (')[0] for it in found] == ['"nvtop', '"nvtop', '"sh', '"sh']
 
 
@@ -384,7 +385,7 @@ def test_programs_whose_place_tells_nothing_have_findings_of_their_own():
 )
 def test_doctor_says_how_an_exempt_program_costs_no_scrubs(place, pod, entry):
     """As the policy takes it: a name of a command is no path."""
-    [found] = finding_of(gpu(fence="watch", askers=(replace(ASKER, place=place, pod=pod, exempt=True),)), "fence")
+    [found] = finding_of(gpu(fence="watch", openers=(replace(OPENER, place=place, pod=pod, exempt=True),)), "fence")
     assert (entry in found.remedy, "`readlink /proc/9/exe`" in found.remedy) == (True, True), found
 
 

@@ -26,12 +26,12 @@ from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.guarded import FenceReading, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.use_counter import Counted, Missed
-from scrubber.fence import excuses, guard
-from scrubber.fence.excuses import Sources, Terms
+from scrubber.fence import guard, ignored
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import bpf, fence, program
+from scrubber.fence.kernel.attempts import Attempt, Attempts
 from scrubber.fence.kernel.fence import Fence, FenceError
-from scrubber.fence.kernel.questions import Question, Questions
 from scrubber.node.cgroup_tree import GroupPlace
 from tests.fakes.bpf import Bpf, Process
 
@@ -139,7 +139,7 @@ class Guarded:
             clock_gettime_ns=lambda _clock: int(self.now * 1e9),
             monotonic=lambda: self.now,
         )
-        for module in (guard, fence, excuses):
+        for module in (guard, fence, ignored):
             patch.setattr(module, "time", clock)
         patch.setattr(bpf, "_BATCH", 3)
         self._closing.enter_context(self.kernel.booted())
@@ -462,7 +462,7 @@ class Guarded:
         is_looked_up = not ends and times == 1 and known.pid not in self._reused
         for number in sorted(WHOLE[uuid] | self.devices[uuid].numbers, key=str)[: 1 + (known.pid % 2)]:
             for _ in range(times):
-                self._opens(self.devices[uuid], number, known, excused=is_looked_up)
+                self._opens(self.devices[uuid], number, known, ignored=is_looked_up)
         if ends:
             del self.running[known.pid]
             self.guard.dismiss_process(known.pid)
@@ -471,7 +471,7 @@ class Guarded:
                 self.running[known.pid] = Process(known.pid, self._groups["unit"], BYSTANDER), self.now + 0.1
                 self._reused.add(known.pid)  # who had the number may be judged for a second more
 
-    def _opens(self, device: Device, number: DeviceNumber, process: Process, *, excused: bool) -> None:
+    def _opens(self, device: Device, number: DeviceNumber, process: Process, *, ignored: bool) -> None:
         keeps_out = self.guard.keeps_out(next(uuid for uuid, it in self.devices.items() if it is device))
         lasts = self._lease() > 0
         passed = self.kernel.opens(number, process)
@@ -495,14 +495,14 @@ class Guarded:
         if is_service and not self.knows_processes and not is_changed:
             device.truth.doubtful += device.is_shaky or not stands
             return
-        is_excused = process.command == BYSTANDER or (is_service and process.pid in self.ours)
-        if (device.is_shaky or is_changed) and (is_owner or is_excused):
+        is_ignored = process.command == BYSTANDER or (is_service and process.pid in self.ours)
+        if (device.is_shaky or is_changed) and (is_owner or is_ignored):
             device.truth.doubtful += 1
         elif not stands or device.is_shaky:
             device.truth.unseen += 1
             device.truth.doubtful += 1
-        elif is_excused:
-            device.truth.doubtful += not excused
+        elif is_ignored:
+            device.truth.doubtful += not ignored
         else:
             device.truth.counted += 1
 
@@ -570,22 +570,22 @@ class Guarded:
         device.read, device.was_to_all = (reading, device.others, refusals), device.to_all
 
     def read_uses_beside(self, actor: int, uuid: str) -> None:
-        """When a use counter has read the questions, and has not counted yet, a bystander opens the device."""
-        questions, real = self.fence.questions, self.fence.questions.new
+        """When a use counter has read the attempts, and has not counted yet, a bystander opens the device."""
+        attempts, real = self.fence.attempts, self.fence.attempts.new
 
-        def new() -> Iterator[Question]:
+        def new() -> Iterator[Attempt]:
             yield from real()
-            questions.new = real  # type: ignore[method-assign] # for one reading
+            attempts.new = real  # type: ignore[method-assign] # for one reading
             order, self._order = self._order, lambda _command: None
             self.opens(actor, uuid)
             self._order = order
-            self.devices[uuid].truth.doubtful += len(self.devices[uuid].numbers)  # told now, and excused afterwards
+            self.devices[uuid].truth.doubtful += len(self.devices[uuid].numbers)  # told now, and ignored afterwards
 
-        questions.new = new  # type: ignore[method-assign] # for one reading
+        attempts.new = new  # type: ignore[method-assign] # for one reading
         try:
             self.read_uses(uuid)
         finally:
-            questions.new = real  # type: ignore[method-assign] # for one reading
+            attempts.new = real  # type: ignore[method-assign] # for one reading
 
     @staticmethod
     def _check(uuid: str, more: int, since: Truth) -> None:
@@ -593,10 +593,10 @@ class Guarded:
         assert least <= more <= most, f"{uuid}: {more} uses were told, {least} to {most} are true"
 
     def reads(self) -> None:
-        """The thread of the guard reads the questions."""
+        """The thread of the guard reads the attempts."""
         waited, looked_up = self._waiting(), set[str]()
         with self._asked(), suppress(OSError):  # it goes on
-            self.guard._take_questions()
+            self.guard._take_attempts()
             while self.guard._refused:
                 looked_up.add(self.guard._refused[0][0])
                 self.guard._look_up_refused()
@@ -604,15 +604,15 @@ class Guarded:
         for uuid in looked_up:
             self._follow(uuid)
 
-    def _waiting(self) -> list[Question]:
-        """The questions that wait, without reading them."""
-        questions, place = self.fence.questions, bytes(self.fence.questions._read[:8])
-        found = list(Questions.new(questions))
-        questions._read[:8] = place
+    def _waiting(self) -> list[Attempt]:
+        """The attempts that wait, without reading them."""
+        attempts, place = self.fence.attempts, bytes(self.fence.attempts._read[:8])
+        found = list(Attempts.new(attempts))
+        attempts._read[:8] = place
         return found
 
-    def _read_by(self, waited: list[Question]) -> None:
-        """Of these questions, and of those in between, the guard has read those that do not wait any more."""
+    def _read_by(self, waited: list[Attempt]) -> None:
+        """Of these attempts, and of those in between, the guard has read those that do not wait any more."""
         waiting = self._waiting()
         read = {it.device for it in waited if it.refused and it not in waiting}
         read |= self._refused - {it.device for it in waiting}
@@ -643,10 +643,10 @@ class Guarded:
         device.tampered, device.removed = True, remove
 
     def forgets_service(self) -> None:
-        """The processes of the service end. Who has ended before it was looked up has no excuse."""
-        for question in self._waiting():
+        """The processes of the service end. Who has ended before it was looked up is not ignored."""
+        for attempt in self._waiting():
             for device in self.devices.values():
-                device.truth.doubtful += question.device in device.numbers and question.pid in self.ours
+                device.truth.doubtful += attempt.device in device.numbers and attempt.pid in self.ours
         for pid in self.admitted | self.ours:
             self.running.pop(pid, None)
 
@@ -679,7 +679,7 @@ class Guarded:
         self._uses_in_between += 1
 
     def bystander_opens(self) -> None:
-        """A bystander opens all devices, and stays: each of these questions may be told before it is excused."""
+        """A bystander opens all devices, and stays: each of these attempts may be told before it is ignored."""
         self._next_pid += 1
         self.now += 0.01
         process = Process(self._next_pid, self._groups["foreign"], BYSTANDER)

@@ -45,7 +45,7 @@ class Node:
             exempt_unit=("telegraf.service",),
         )
         self.service = self.group("service")
-        self.excuses_all = False  # each process that the service sees is a bystander
+        self.ignores_all = False  # each process that the service sees is a bystander
         self.policy = Policy(fence=FencePolicy.model_validate({"mode": FenceMode.REFUSE, "lease": "90s"}))
 
     def group(self, name: str) -> int:
@@ -79,7 +79,7 @@ class Node:
             self.config,
             namespace,
             processes,
-            lambda _device: lambda _holder: self.excuses_all,
+            lambda _device: lambda _holder: self.ignores_all,
             lambda _device: self.policy,
             fences=fences,
         )
@@ -175,19 +175,19 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
     assert guard._fence.counts(NUMBER) == Counts(0, 0)
     with subprocess.Popen(["sleep", "60"]) as child:
         assert node.opens(Process(child.pid, (node.service,)))
-        while node.kernel.clock() and guard._fence.questions.waiting():
+        while node.kernel.clock() and guard._fence.attempts.waiting():
             """The thread reads it, and nobody has asked a use counter."""
         with guard._reading:
             """The thread has judged what it has read."""
         child.kill()
-    assert (uses(guard), guard.askers.of("gpu")) == (0, ())
+    assert (uses(guard), guard.openers.of("gpu")) == (0, ())
     assert node.opens(Process(1, (node.service,)))
     assert uses(guard) == 1
 
 
 def test_in_a_pid_namespace_the_group_is_the_service(node: Node, built: Callable[..., Guard]) -> None:
     """A service in a PID namespace of its own. Nor are the kernel's numbers those of processes that it sees."""
-    node.policy, node.excuses_all = Policy(fence=FencePolicy(mode=FenceMode.WATCH)), True
+    node.policy, node.ignores_all = Policy(fence=FencePolicy(mode=FenceMode.WATCH)), True
     guard = built(namespace=1)
     assert node.opens(Process(1, (node.service,)))
     assert uses(guard) == 0

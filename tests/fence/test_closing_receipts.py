@@ -174,7 +174,7 @@ def test_both_verifiers_take_what_was_exported(service: Service, group: Path, ca
     assert folder == given, "it is the hand-over that the tenant knows"
     assert signed_receipts.verify(Path(folder), ((node,), (), ()), ("", "", ""), "text", CLOSINGS) == SIMULATED
     said = capfd.readouterr().out
-    assert "0 questions let through, 3 refused (fence: refuse)" in said
+    assert "0 attempts let through, 3 refused (fence: refuse)" in said
     assert "hand-over   " + Path(folder).name in said
     with pytest.raises(SystemExit, match=str(SIMULATED)):
         receipts_script().main([folder, f"--key={node}", "--closing"])

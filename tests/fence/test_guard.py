@@ -24,11 +24,11 @@ from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, Missed, UseCounter
-from scrubber.fence.excuses import Excuses, Sources, Terms
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import bpf, fence
+from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Fence
-from scrubber.fence.kernel.questions import Question
 from scrubber.node import proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.new_groups import NewGroups
@@ -94,7 +94,7 @@ class Asking:
     def until_looked_up(self) -> None:
         """Wait until it is known who has asked in vain: no use counter does."""
         ends = time.monotonic() + WITHIN
-        while self.guard._refused or self.guard._fence.questions.waiting():
+        while self.guard._refused or self.guard._fence.attempts.waiting():
             assert time.monotonic() < ends
             time.sleep(0.001)
         with self.guard._reading:
@@ -146,8 +146,8 @@ def test_others_in_the_group_of_the_service_count(asking: Asking, service: Path)
     asking.keep(lives.CLEAN)
     assert run(made_group(service / "below"), OPENS) == "opened", "a tool of the service must not be refused"
     assert asking.uses() > 0
-    (asker,) = asking.guard.askers.of(DEVICE)
-    assert asker.opener.refused == 0
+    (live,) = asking.guard.openers.of(DEVICE)
+    assert live.opener.refused == 0
 
 
 def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path, foreign: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path, for
         asking.ours = {pid}
         opens()
         assert asking.uses() == 0
-    assert asking.guard.askers.of(DEVICE) == ()
+    assert asking.guard.openers.of(DEVICE) == ()
     with opener(foreign) as (pid, opens):
         asking.ours = {pid}
         opens()
@@ -234,7 +234,7 @@ def test_a_jobs_device_is_open_to_its_group_alone(asking: Asking, group: Path, f
     job = made_group(group / "job")
     asking.keep(of_a_job(job))
     step = made_group(job / "step")
-    assert (run(job, OPENS), run(step, OPENS), asking.guard.askers.of(DEVICE)) == ("opened", "opened", ())
+    assert (run(job, OPENS), run(step, OPENS), asking.guard.openers.of(DEVICE)) == ("opened", "opened", ())
     assert run(foreign, OPENS) == "refused"
     step.rmdir()
     job.rmdir()
@@ -254,7 +254,7 @@ def test_a_claims_device_is_open_to_its_pods_alone(asking: Asking, owner: Path, 
     asking.groups[lives.B] = frozenset({identity(second)})
     asking.guard.renew()
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "opened", "refused"]
-    assert (asking.uses(), sum(it.opener.refused > 0 for it in asking.guard.askers.of(DEVICE))) == (0, 2)
+    assert (asking.uses(), sum(it.opener.refused > 0 for it in asking.guard.openers.of(DEVICE))) == (0, 2)
     asking.keep(of_a_claim())
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["refused", "refused", "refused"]
 
@@ -331,9 +331,9 @@ def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
         for _ in range(2):
             opens()
             assert asking.uses() == 0
-        (asker,) = asking.guard.askers.of(DEVICE)
-        assert (asker.ignored, asker.opener.exempt) == (True, False), "it would be refused, and must be named before"
-        assert asking.guard.askers.asked(DEVICE).times == 0
+        (live,) = asking.guard.openers.of(DEVICE)
+        assert (live.ignored, live.opener.exempt) == (True, False), "it would be refused, and must be named before"
+        assert asking.guard.openers.asked(DEVICE).times == 0
         asking.bystanders = set()
         opens()
         assert asking.uses() > 0
@@ -345,11 +345,11 @@ def test_a_bystander_may_open_a_device_at_its_start(asking: Asking, foreign: Pat
     asking.bystanders = {"dd"}
     enter = f"echo $$ > {foreign / 'cgroup.procs'}; dd if=/dev/full of=/dev/null 2>/dev/null"
     for _ in range(5):  # it needs longer at times
-        before = asking.guard.askers.questions
+        before = asking.guard.openers.attempts
         with subprocess.Popen(["/bin/sh", "-c", enter], start_new_session=True) as shell:
             try:
                 ends = time.monotonic() + WITHIN
-                while asking.guard.askers.questions == before:
+                while asking.guard.openers.attempts == before:
                     assert time.monotonic() < ends
                     time.sleep(0.001)
                 assert asking.uses() == 0
@@ -435,7 +435,7 @@ def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypat
     assert asking.guard.lacks(DEVICE) == ""
 
 
-def test_a_later_process_with_the_pid_excuses_no_question(asking: Asking, foreign: Path) -> None:
+def test_a_later_process_with_the_pid_is_not_ignored(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
     asking.started = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
     asking.bystanders = {"python"}
@@ -447,7 +447,7 @@ def test_a_later_process_with_the_pid_excuses_no_question(asking: Asking, foreig
 def test_a_later_service_learns_of_uses_before_its_start(
     group: Path, service: Path, owner: Path, foreign: Path
 ) -> None:
-    """The kernel counts on. Bystanders of before stay excused."""
+    """The kernel counts on. Bystanders of before stay ignored."""
     first = Asking(Fence(group), service, owner)
     first.keep(lives.CLEAN)
     first.guard.proven(DEVICE, "proof-1", first.uses())
@@ -509,15 +509,15 @@ def refused(asking: Asking) -> Terms:
     return asking.terms
 
 
-def test_a_refused_question_is_no_use(asking: Asking, foreign: Path) -> None:
+def test_a_refused_attempt_is_no_use(asking: Asking, foreign: Path) -> None:
     """Otherwise anybody could end the proofs of a node by asking."""
     refused(asking)
     asking.keep(lives.CLEAN)
     assert run(foreign, OPENS) == "refused"
     assert asking.uses() == 0
-    (asker,) = asking.guard.askers.of(DEVICE)
-    assert asker.opener.times == asker.opener.refused > 0
-    assert asking.guard.askers.asked(DEVICE).refused == asker.opener.refused
+    (live,) = asking.guard.openers.of(DEVICE)
+    assert live.opener.times == live.opener.refused > 0
+    assert asking.guard.openers.asked(DEVICE).refused == live.opener.refused
 
 
 def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: Path, standing: Fence) -> None:
@@ -593,8 +593,8 @@ def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) ->
     asking.guard.renew()
     assert run(made_group(foreign / "below"), OPENS) == "opened"
     assert asking.uses() > 0
-    (asker,) = asking.guard.askers.of(DEVICE)
-    assert (asker.opener.exempt, asker.opener.refused) == (True, 0)
+    (live,) = asking.guard.openers.of(DEVICE)
+    assert (live.opener.exempt, live.opener.refused) == (True, 0)
 
 
 def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreign: Path) -> None:
@@ -602,11 +602,11 @@ def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreig
     asking.keep(lives.CLEAN)
     run(foreign, OPENS)
     asking.uses()
-    (asker,) = asking.guard.askers.of(DEVICE)
-    assert not asking.guard.exempts(DEVICE, "", asker.opener.place)
+    (live,) = asking.guard.openers.of(DEVICE)
+    assert not asking.guard.exempts(DEVICE, "", live.opener.place)
     asking.exempt = {foreign}
     asking.guard.renew()
-    assert asking.guard.exempts(DEVICE, "", asker.opener.place)
+    assert asking.guard.exempts(DEVICE, "", live.opener.place)
     assert not asking.guard.exempts(DEVICE, "", "/another.service")
 
 
@@ -686,7 +686,7 @@ def test_a_gap_of_two_nodes_is_one_line(asking: Asking, owner: Path, capsys: pyt
     assert capsys.readouterr().out.count("the fence may have missed somebody") == 1
 
 
-def test_many_questions_of_a_program_are_one_line(
+def test_many_attempts_of_a_program_are_one_line(
     asking: Asking, foreign: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is named by its control group, also after its end."""
@@ -696,9 +696,9 @@ def test_many_questions_of_a_program_are_one_line(
     for _ in range(5):
         run(unit, OPENS)
         asking.uses()
-    (asker,) = asking.guard.askers.of(DEVICE)
-    assert (asker.opener.place.endswith("/foreign/telegraf.service"), asker.opener.refused) == (True, 0)
-    assert asker.opener.times >= 5
+    (live,) = asking.guard.openers.of(DEVICE)
+    assert (live.opener.place.endswith("/foreign/telegraf.service"), live.opener.refused) == (True, 0)
+    assert live.opener.times >= 5
     lines = [line for line in capsys.readouterr().out.splitlines() if "asked for a GPU" in line]
     assert len(lines) == 1
     assert "telegraf.service" in lines[0]
@@ -737,9 +737,9 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
-    while not asking.guard.askers.asked(DEVICE).times:
+    while not asking.guard.openers.asked(DEVICE).times:
         """No use counter waits for it: the thread looks up who was refused."""
-    assert asking.guard.askers.asked(DEVICE).times < 2000
+    assert asking.guard.openers.asked(DEVICE).times < 2000
 
 
 def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
@@ -750,16 +750,16 @@ def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
         return ()
 
     asking.found = found
-    excuses = Excuses(0, asking.sources)
+    ignored = IgnoredAttempts(0, asking.sources)
     for seconds, times in ((10.0, 1), (10.9, 1), (11.1, 2)):
-        assert not excuses.cover(DEVICE, Question(FULL, seconds, 7, "cuda", 4, (), refused=False))
+        assert not ignored.has(DEVICE, Attempt(FULL, seconds, 7, "cuda", 4, (), refused=False))
         assert len(looked_up) == times
-    assert excuses.askers.asked(DEVICE).times == 3
+    assert ignored.openers.asked(DEVICE).times == 3
 
 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_a_use_counter_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001 - a parameter
-    """A question to the driver that waits for /proc looks like a driver that hangs.
+    """An attempt to the driver that waits for /proc looks like a driver that hangs.
 
     Whoever was refused has not used the device. Of the others nobody knows then.
     """
@@ -821,7 +821,7 @@ def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: P
     later.found = asking.found
     later.keep(lives.CLEAN)
     later.uses()
-    assert [asker.opener.place for asker in later.guard.askers.of(DEVICE)] == [
+    assert [opener.opener.place for opener in later.guard.openers.of(DEVICE)] == [
         f"/{foreign.relative_to(fence.root())}/kubepods/pod{lives.A}"
     ]
     later.guard.close()

@@ -277,18 +277,18 @@ class BreaksOnce(dict[int, tuple[Process, float]]):
         return super().get(pid, default)
 
 
-def test_a_fault_ends_no_reading_of_questions(tmp_path: Path) -> None:
-    """What was not read is a use. The questions after it have their excuses."""
+def test_a_fault_ends_no_reading_of_attempts(tmp_path: Path) -> None:
+    """What was not read is a use. The attempts after it have their ignored."""
     node = Guarded(tmp_path)
     node.running = BreaksOnce()
     node.opens(7, DEVICES[0])
     node.guard.start()
-    while node.fence.questions.waiting() or not node.running.has_broken:
+    while node.fence.attempts.waiting() or not node.running.has_broken:
         """The thread reads."""
     node.now += 2.0
     node.opens(7, DEVICES[0])
-    while not node.guard.askers.of(DEVICES[0]):
+    while not node.guard.openers.of(DEVICES[0]):
         """It reads again."""
     said = node.guard.read_uses(DEVICES[0])
-    assert (said, node.guard.askers.of(DEVICES[0])[0].ignored) == (Counted(UseCounter.FENCE, 1), True)
+    assert (said, node.guard.openers.of(DEVICES[0])[0].ignored) == (Counted(UseCounter.FENCE, 1), True)
     node.close()

@@ -64,7 +64,7 @@ def test_each_start_is_in_another_control_group(service: Service, group: Path) -
     groups.end(group / "autoclave")
     service.start()
     assert receipts(service) == before
-    assert service.settled(0, "clean").askers == ()
+    assert service.settled(0, "clean").openers == ()
 
 
 def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_job_has_its_gpu_alone_also_after_a_kill(service: Service, group: Path
     assert acquired(job)[0] == 0
     for _ in range(2):
         opened(service, job)
-        assert service.settled(0, "granted").askers == ()
+        assert service.settled(0, "granted").openers == ()
         service.kill()
         service.start()
     opened(service, group / "foreign")
     service.hear("a process asked for a GPU that is not its own")
-    assert [asker.place for asker in service.settled(0, "granted").askers] == ["/foreign"]
+    assert [opener.place for opener in service.settled(0, "granted").openers] == ["/foreign"]

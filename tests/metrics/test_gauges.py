@@ -18,7 +18,7 @@ from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
-from scrubber.fence.askers import Askers
+from scrubber.fence.live_openers import LiveOpeners
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
@@ -166,7 +166,7 @@ def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ..
     guard = SimpleNamespace(**nothing, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
     guard.lacks = lambda uuid: "no device file" if uuid in but else ""
     guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
-    guard.askers, guard.lease_left, guard.stands_since = Askers(lambda: 0.0), 599.0, 1.0
+    guard.openers, guard.lease_left, guard.stands_since = LiveOpeners(lambda: 0.0), 599.0, 1.0
     monkeypatch.setattr(node.built.service.context.observer.driver, "guard", guard)
 
 

@@ -18,8 +18,8 @@ from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.simulated.containers import MARK
-from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel.fence import Fence
 from scrubber.node import clock
 from scrubber.node.processes import Processes, no_bystander

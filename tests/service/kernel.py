@@ -1,7 +1,7 @@
-"""The fence of a simulated node: what the kernel keeps and answers, with the questions of ``fence.kernel``.
+"""The fence of a simulated node: what the kernel keeps and answers, with the attempts of ``fence.kernel``.
 
 It outlives the service, and ends with the node. The guard over it is the real one. Kinder than a real one: it tells
-each question that has room in its ring, however many come, and whoever is in the group of the service is a process of
+each attempt that has room in its ring, however many come, and whoever is in the group of the service is a process of
 it. The guard alone is judged over the fence itself: ``tests/fence/guarded.py``.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import program
+from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Counts, KeptInKernel
-from scrubber.fence.kernel.questions import Question
 from scrubber.node.cgroup_tree import GroupPlace
 
-_ROOM = program.RING_BYTES // (program.QUESTION.size + 8)  # questions in the ring
+_ROOM = program.RING_BYTES // (program.ATTEMPT.size + 8)  # attempts in the ring
 SERVICE, HOST, PODS = 1, 2, 3  # control groups; those of the pods are below the last one, with higher numbers
 
 
@@ -31,12 +31,12 @@ class Rule:
 
 
 class Ring:
-    """The questions that nobody has read yet."""
+    """The attempts that nobody has read yet."""
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[Attempt] = []
 
-    def new(self) -> Iterator[Question]:
+    def new(self) -> Iterator[Attempt]:
         """Those since the last call."""
         while self.asked:
             yield self.asked.pop(0)
@@ -52,7 +52,7 @@ class Kernel:
     def __init__(self, uptime: Callable[[], float]) -> None:
         self.fails = False  # it does not answer
         self.removed: set[str] = set()  # containers whose control group was removed
-        self.questions = Ring()
+        self.attempts = Ring()
         self._uptime = uptime
         self._groups: dict[str, int] = {}
         self._rules: dict[DeviceNumber, Rule] = {}
@@ -94,8 +94,8 @@ class Kernel:
         refused = not let_in and kept_off and self._uptime() < self._lease
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
-        if len(self.questions.asked) < _ROOM:
-            self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, (), refused))
+        if len(self.attempts.asked) < _ROOM:
+            self.attempts.asked.append(Attempt(number, self._uptime(), pid, "python", group, (), refused))
         return not refused
 
     # -- scrubber.fence.kernel.fence.Fence
@@ -157,7 +157,7 @@ class Kernel:
     def uses(self, number: DeviceNumber) -> int:
         """How often others have used a device."""
         counts, kept = self.counts(number), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.excused
+        return counts.asked - counts.refused + kept.gaps - kept.ignored
 
     def counts(self, number: DeviceNumber) -> Counts:
         """What was counted of a device."""

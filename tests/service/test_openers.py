@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.core.events import OpenAttempted
 from scrubber.core.model import OTHER_CONTAINERS
-from scrubber.fence.askers import Askers, Place
+from scrubber.fence.live_openers import LiveOpeners, Place
 from scrubber.node.pods import Tenants
 from scrubber.service.openers import Openers
 from tests.service.world import World
@@ -23,15 +23,15 @@ class Node:
     """A world with strangers, and the task that writes about them in the present life of its service."""
 
     world: World
-    askers: Askers = field(init=False)
+    live: LiveOpeners = field(init=False)
     openers: Openers = field(init=False)
 
     def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        self.askers = Askers(lambda: self.world.node.now().wall)
-        self.openers = Openers(self.world.context, self.askers)
+        self.live = LiveOpeners(lambda: self.world.node.now().wall)
+        self.openers = Openers(self.world.context, self.live)
         self.world.spawn(self.openers.run())
 
     async def begin_again(self) -> None:
@@ -42,7 +42,7 @@ class Node:
 
     async def ask(self, place: str, times: int = 1, **how: bool) -> None:
         for _ in range(times):
-            self.askers.add(self.world.uuids[0], "python", 42, Place(place), **LET_THROUGH | how)
+            self.live.add(self.world.uuids[0], "python", 42, Place(place), **LET_THROUGH | how)
         await asyncio.sleep(2)
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
@@ -60,7 +60,7 @@ class Node:
 
     def named(self) -> list[tuple[str, str, int]]:
         """Whom an explanation names."""
-        return [(it.place, it.pod, it.times) for asker in self.askers.of(self.world.uuids[0]) for it in [asker.opener]]
+        return [(it.place, it.pod, it.times) for live in self.live.of(self.world.uuids[0]) for it in [live.opener]]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_a_flood_does_not_fill_the_ledger(node):
     for device in range(4):
         for number in range(500):
             uuid, place = node.world.uuids[device], Place(f"pod-{number}")
-            node.askers.add(uuid, "python", number, place, **LET_THROUGH)
+            node.live.add(uuid, "python", number, place, **LET_THROUGH)
             if number % 50 == 0:
                 await asyncio.sleep(1)
     await asyncio.sleep(2)

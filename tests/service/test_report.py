@@ -13,7 +13,7 @@ from scrubber.core import device_names, ownership
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
-from scrubber.fence.askers import Askers, Place
+from scrubber.fence.live_openers import LiveOpeners, Place
 from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
@@ -296,7 +296,7 @@ class Following:
     lets_all_in: bool = False
     pods_share_groups: bool = False
     below: str = ""
-    askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
+    openers: LiveOpeners = field(default_factory=lambda: LiveOpeners(lambda: 0.0))
 
     def kept_off(self, _uuid: str) -> KeptOff | None:
         return self.keeps_off
@@ -321,7 +321,7 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
     pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
     asked = [("uid-1", False), ("uid-2", False), ("uid-1", True), ("uid-1", True)]
     for pod, exempt in asked:
-        guard.askers.add(world.uuids[0], "dcgm", 7, Place(pod), refused=not exempt, exempt=exempt, ignored=False)
+        guard.openers.add(world.uuids[0], "dcgm", 7, Place(pod), refused=not exempt, exempt=exempt, ignored=False)
     tenants = Tenants(names=pods)
 
     async def look() -> Tenants:
@@ -329,7 +329,7 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
 
     monkeypatch.setattr(world.context, "tenants", look)
     device = (await world.life.reporter.status([world.uuids[0]])).devices[0]
-    assert [(it.pod, it.exempt, it.times, it.refused) for it in device.askers] == [
+    assert [(it.pod, it.exempt, it.times, it.refused) for it in device.openers] == [
         ("team/train", False, 1, 1), ("monitoring/dcgm", True, 3, 1),
     ]  # fmt: skip
 

@@ -28,8 +28,8 @@ from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.blocking_calls import Caller
-from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel.fence import Fence
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob

@@ -38,23 +38,23 @@ class Planned:
         return [self.kind, self.name, *numbers, self.hold, self.refuse, f"{self.program} {self.path}".rstrip()]
 
 
-def planned(devices: Iterable[views.DeviceStatus], path_of: Callable[[views.AskerView], str]) -> list[Planned]:
+def planned(devices: Iterable[views.DeviceStatus], path_of: Callable[[views.OpenerView], str]) -> list[Planned]:
     """Those who asked, the most frequent first. ``path_of``: the file of a program, if it runs."""
-    found = dict[tuple[str, str, str], list[views.AskerView]]()
+    found = dict[tuple[str, str, str], list[views.OpenerView]]()
     for device in devices:
-        for asker in device.askers:
-            found.setdefault((*_who(asker), human.printable(asker.command)), []).append(asker)
+        for opener in device.openers:
+            found.setdefault((*_who(opener), human.printable(opener.command)), []).append(opener)
     rows = [
         Planned(
             *key,
-            path=human.printable(next(filter(None, map(path_of, askers)), "")),
-            gpus=len(askers),
-            asked=sum(asker.times for asker in askers),
-            refused=sum(asker.refused for asker in askers),
-            hold=max((_held(asker) for asker in askers), key=_SEVERITY.index),
-            refuse=max((EXEMPT if asker.exempt else REFUSED for asker in askers), key=_SEVERITY.index),
+            path=human.printable(next(filter(None, map(path_of, openers)), "")),
+            gpus=len(openers),
+            asked=sum(opener.times for opener in openers),
+            refused=sum(opener.refused for opener in openers),
+            hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
+            refuse=max((EXEMPT if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
         )
-        for key, askers in found.items()
+        for key, openers in found.items()
     ]
     return sorted(rows, key=lambda row: (-row.asked, row.kind, row.name, row.program))
 
@@ -74,28 +74,28 @@ def gaps(status: views.Status, now: float) -> list[str]:
     return found
 
 
-def _who(asker: views.AskerView) -> tuple[str, str]:
+def _who(opener: views.OpenerView) -> tuple[str, str]:
     """The kind of the place, and its name."""
-    namespace, is_named, _ = asker.pod.partition("/")
+    namespace, is_named, _ = opener.pod.partition("/")
     if is_named:
         return "namespace", namespace
-    if pod_groups.holds_pods(asker.place):  # its own group is gone, so nobody knows its namespace
+    if pod_groups.holds_pods(opener.place):  # its own group is gone, so nobody knows its namespace
         return "pod", "-"
-    if asker.place.startswith(f"/{_PEOPLE}/"):
+    if opener.place.startswith(f"/{_PEOPLE}/"):
         return "unit", _PEOPLE
-    if asker.place.startswith("/"):
-        unit = asker.place.rpartition("/")[2]
-        return "unit", "\\x20".join((unit if unit.endswith((".service", ".scope")) else asker.place).split())
-    if asker.place.startswith("container:"):
-        return "container", asker.place
-    if asker.in_pod:
-        return "pod", asker.place
-    return ("host", "-") if asker.place else ("unknown", "-")
+    if opener.place.startswith("/"):
+        unit = opener.place.rpartition("/")[2]
+        return "unit", "\\x20".join((unit if unit.endswith((".service", ".scope")) else opener.place).split())
+    if opener.place.startswith("container:"):
+        return "container", opener.place
+    if opener.in_pod:
+        return "pod", opener.place
+    return ("host", "-") if opener.place else ("unknown", "-")
 
 
-def _held(asker: views.AskerView) -> str:
-    if asker.exempt:
+def _held(opener: views.OpenerView) -> str:
+    if opener.exempt:
         return EXEMPT
-    if asker.in_pod:
+    if opener.in_pod:
         return REFUSED
-    return COUNTED if asker.place else UNKNOWN
+    return COUNTED if opener.place else UNKNOWN

@@ -98,11 +98,11 @@ def fence(devices: Sequence[views.DeviceStatus], lacks: str) -> str:
     if not modes:
         return f"fence: none stands, and pods are not kept off GPUs of others: {lacks}" if lacks else ""
     modes_in_words = ", ".join(f"{mode} on {quantity(number, 'GPU')}" for mode, number in sorted(modes.items()))
-    asked = [device for device in devices if not all(asker.ignored for asker in device.askers)]
+    asked = [device for device in devices if not all(opener.ignored for opener in device.openers)]
     if not asked:
         return f"fence: {modes_in_words}"
-    askers = (asker for device in asked for asker in device.askers if not asker.ignored)
-    programs = len({(asker.command, asker.place) for asker in askers})
+    openers = (opener for device in asked for opener in device.openers if not opener.ignored)
+    programs = len({(opener.command, opener.place) for opener in openers})
     names = ", ".join(f"`autoclave explain {device.argument}`" for device in asked[:1])
     return f"fence: {modes_in_words}; {quantity(programs, 'program')} asked for GPUs of others: {names} names them"
 

@@ -89,18 +89,18 @@ def _fence(device: views.DeviceStatus, service: views.ServiceStatus | None, now:
     elif service is not None and service.fence_lacks:
         yield f"fence   none stands, so it is not known who asks for the GPU: {service.fence_lacks}"
     asked = [
-        f"{it}{_standing(it)}: at least {quantity(it.times, 'question')}, {it.refused or 'none'} refused, "
+        f"{it}{_standing(it)}: at least {quantity(it.times, 'open attempt')}, {it.refused or 'none'} refused, "
         f"last {_ago(now - it.last)}"
-        for it in reversed(device.askers)
+        for it in reversed(device.openers)
     ]
     if asked:
         yield f"asked   {asked[0]}"
     yield from _indented(asked[1:])
 
 
-def _standing(asker: views.AskerView) -> str:
+def _standing(opener: views.OpenerView) -> str:
     """What the policy says of a program that asked."""
-    words = [word for word, holds in (("exempt", asker.exempt), ("bystander", asker.ignored)) if holds]
+    words = [word for word, holds in (("exempt", opener.exempt), ("bystander", opener.ignored)) if holds]
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -18,7 +18,7 @@ from scrubber.fence.kernel import fence as kernel
 from scrubber.fence.kernel.fence import FenceError, FenceRule
 from scrubber.node.cgroup_tree import Tree
 
-HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
+HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "ATTEMPTS", "REFUSED")
 
 
 @click.group(cls=Group)
@@ -55,7 +55,7 @@ def status(cgroup_root: Path | None, output: str) -> int:
         _row(rule, tree, lasts=standing.lease > 0) for rule in sorted(standing.rules, key=lambda rule: str(rule.device))
     ]
     if output in {"json", "yaml"}:
-        keys = ("device", "others", "open_to", "questions", "refused")
+        keys = ("device", "others", "open_to", "attempts", "refused")
         entries = [dict(zip(keys, row, strict=True)) for row in rows]
         document.emit(document.listing("FenceRule", entries) | {"lease_seconds": standing.lease}, output)
         return DONE
@@ -111,11 +111,11 @@ def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     return DONE if any(device.fence for device in status.devices) else NOT_CLEAN
 
 
-def _path(asker: views.AskerView) -> str:
+def _path(opener: views.OpenerView) -> str:
     """The file of the program, if the process that asked last still runs, and this user may see it."""
-    process = Path("/proc") / str(asker.pid)
+    process = Path("/proc") / str(opener.pid)
     try:
-        is_same = (process / "comm").read_text(errors="replace").rstrip("\n") == asker.command
+        is_same = (process / "comm").read_text(errors="replace").rstrip("\n") == opener.command
         return str((process / "exe").readlink()) if is_same else ""
     except OSError:
         return ""

@@ -89,7 +89,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
         done, codes = [], []
         for device in named:
             try:
-                done.append(await admin.quarantine(device.device, reason, service_call.asker()))
+                done.append(await admin.quarantine(device.device, reason, service_call.caller()))
             except InvalidRequest:  # the reason: it is wrong for each of them
                 raise
             except AutoclaveError as error:
@@ -136,7 +136,7 @@ def reinstate(
         raise click.UsageError("--i-know needs --without-scrub")
 
     def stream(admin: admin_client.AdminClient, devices: Devices) -> AsyncIterator[views.ScrubProgress]:
-        return admin.reinstate(list(devices), reason, service_call.asker(), without_evidence=without_scrub)
+        return admin.reinstate(list(devices), reason, service_call.caller(), without_evidence=without_scrub)
 
     return _carry_out("reinstate", run_dir, gpus, stream, output, quiet=quiet)
 

@@ -18,7 +18,7 @@ from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory
 from scrubber.core.model import NOWHERE, State
-from scrubber.fence.askers import KEPT_FOR
+from scrubber.fence.live_openers import KEPT_FOR
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 ALLOCATE_WAITS = "So a pod waits for its GPU in Allocate there, and fails if that takes too long"
@@ -176,8 +176,8 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if guarded and service.fence_below:
         text = f"the fence counts and refuses processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
-    for asker, asked_for in _askers(guarded):
-        yield _asker(asker, asked_for)
+    for opener, asked_for in _askers(guarded):
+        yield _opener(opener, asked_for)
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
         text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
@@ -188,55 +188,55 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, "boot the node with version 2 of control groups only; until then, nobody is kept off")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
-    elif not (open_to_all or service.fence_below) and not any(device.askers for device in guarded):
+    elif not (open_to_all or service.fence_below) and not any(device.openers for device in guarded):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
         since = _minute(max(service.started, watched_for))
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
 
 
-def _askers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.AskerView, list[views.DeviceStatus]]]:
+def _askers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.OpenerView, list[views.DeviceStatus]]]:
     """Each program that asked for GPUs which were not given to it, once, with these GPUs."""
-    found = defaultdict[object, list[tuple[views.AskerView, views.DeviceStatus]]](list)
+    found = defaultdict[object, list[tuple[views.OpenerView, views.DeviceStatus]]](list)
     for device in guarded:
-        for asker in device.askers:
-            command = asker.command if asker.place in NOWHERE else ""  # at another place it is that of the last process
-            same = asker.place, asker.pod, command, asker.exempt, asker.ignored, bool(asker.refused)
-            found[same].append((asker, device))
+        for opener in device.openers:
+            command = opener.command if opener.place in NOWHERE else ""  # elsewhere it is that of the last process
+            same = opener.place, opener.pod, command, opener.exempt, opener.ignored, bool(opener.refused)
+            found[same].append((opener, device))
     for pairs in found.values():
-        askers = [asker for asker, _ in pairs]
-        newest = max(askers, key=lambda asker: asker.last)
-        yield replace(newest, times=sum(asker.times for asker in askers)), [device for _, device in pairs]
+        openers = [opener for opener, _ in pairs]
+        newest = max(openers, key=lambda opener: opener.last)
+        yield replace(newest, times=sum(opener.times for opener in openers)), [device for _, device in pairs]
 
 
 def _minute(wall: float) -> str:
     return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
 
 
-def _asker(asker: views.AskerView, devices: list[views.DeviceStatus]) -> Finding:
+def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Finding:
     """A program that asked for GPUs which were not given to it."""
     if len(devices) == 1:
-        asked = f"{asker} asked for GPU {devices[0].name} ({devices[0].device}), which was not given to it,"
+        asked = f"{opener} asked for GPU {devices[0].name} ({devices[0].device}), which was not given to it,"
     else:
         names = ", ".join(device.name for device in devices)
-        asked = f"{asker} asked for GPU {names}, which were not given to it,"
-    times = f"at least {quantity(asker.times, 'question')}, the last one at {_minute(asker.last)}"
-    if asker.exempt:
+        asked = f"{opener} asked for GPU {names}, which were not given to it,"
+    times = f"at least {quantity(opener.times, 'open attempt')}, the last one at {_minute(opener.last)}"
+    if opener.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
-        entry = f"{asker.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if asker.in_pod else "PATH"
+        entry = f"{opener.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if opener.in_pod else "PATH"
         remedy = f"each use of a clean GPU costs a scrub; to save it, add {entry} of its program to evict.bystanders "
-        remedy += f"of a policy of your own: `readlink /proc/{asker.pid}/exe` on the node shows PATH while it runs"
+        remedy += f"of a policy of your own: `readlink /proc/{opener.pid}/exe` on the node shows PATH while it runs"
         return warning(text, remedy)
-    namespace = asker.pod.partition("/")[0]
-    mode = FenceMode.HOLD if asker.in_pod else FenceMode.REFUSE
+    namespace = opener.pod.partition("/")[0]
+    mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE
     would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
-    did = "was refused" if asker.refused else would
+    did = "was refused" if opener.refused else would
     remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
     remedy += "already, systemd did not start it, and the log of the service says so"
-    if asker.in_pod:
+    if opener.in_pod:
         remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
         remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"
-    if asker.ignored:
+    if opener.ignored:
         return warning(f"{asked} and {did}, although it is a bystander; {times}", remedy)
     return warning(f"{asked} and {did}; {times}", f"if it is a monitor, {remedy}")
 

@@ -1,1 +1,1 @@
-"""What speaks to the kernel: the program that counts or refuses who opens a device, its maps, and its questions."""
+"""What speaks to the kernel: the program that counts or refuses who opens a device, its maps, and its attempts."""

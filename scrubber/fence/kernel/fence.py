@@ -18,9 +18,9 @@ from pathlib import Path
 
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import bpf, program
+from scrubber.fence.kernel.attempts import Attempts
 from scrubber.fence.kernel.bpf import Attached, Map
 from scrubber.fence.kernel.instructions import assemble
-from scrubber.fence.kernel.questions import Questions
 
 NAME = "autoclave_fence"  # of the program in the kernel
 _FIRST_INDEX = struct.pack("<I", 0)
@@ -45,7 +45,7 @@ class Counts:
 class KeptInKernel:
     """What the service keeps in the kernel about a device, for a later run of itself."""
 
-    excused: int = 0  # questions that were no uses
+    ignored: int = 0  # attempts that were no uses
     gaps: int = 0  # what the kernel did not count: each may be a use
     proof: int = 0  # names the last proof ...
     uses: int = 0  # ... and how many uses there were by then
@@ -76,8 +76,8 @@ class Fence:
         self._open_to = _by_device(self._members.items())
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
         self.counter = bpf.map_id(descriptors[program.COUNTERS])  # names what counts, in this boot
-        self.questions = Questions(descriptors[program.QUESTIONS])
-        closing.callback(self.questions.close)
+        self.attempts = Attempts(descriptors[program.ATTEMPTS])
+        closing.callback(self.attempts.close)
         self._descriptors = descriptors
         self._standing = self._attach(standing)
 
@@ -223,9 +223,9 @@ class Fence:
         return None if value is None else _counts(value)
 
     def uses(self, number: DeviceNumber) -> int:
-        """How often others have used a device, as far as it is known by now: not who was refused or is excused."""
+        """How often others have used a device, as far as it is known by now: not who was refused or is ignored."""
         counts, kept = self.counts(number) or Counts(0, 0), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.excused
+        return counts.asked - counts.refused + kept.gaps - kept.ignored
 
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""
@@ -234,7 +234,7 @@ class Fence:
 
     def keep(self, number: DeviceNumber, kept: KeptInKernel) -> None:
         """Keep this of a device. It is lost with the fence, so at the latest with a reboot."""
-        self._kept.put(_key(number), program.PROOF.pack(kept.excused, kept.gaps, kept.proof, kept.uses))
+        self._kept.put(_key(number), program.PROOF.pack(kept.ignored, kept.gaps, kept.proof, kept.uses))
 
     def refuse_for(self, seconds: float) -> None:
         """Renew the lease: refuse from now on for so long, unless it is renewed again."""

@@ -1,6 +1,6 @@
 """The program of the fence: may this process open this device node?
 
-The kernel runs it for each question about a device node: by open, access(2), io_uring and the like, and when a node is
+The kernel runs it for each attempt about a device node: by open, access(2), io_uring and the like, and when a node is
 made. It answers 1 (yes) or 0 (EPERM). Most nodes are not in ``rules``, so one look-up is all that they cost.
 
 Making a node is always allowed. Container runtimes make all nodes of the host in a privileged container: were one of
@@ -50,7 +50,7 @@ from scrubber.fence.kernel.instructions import (
 )
 
 LEVELS = 16  # of control groups below the root that are compared with the members: more than runtimes nest
-NAMED_LEVELS = 6  # of control groups that a question names: down to that of a pod, also below another root of a kubelet
+NAMED_LEVELS = 6  # of control groups that an attempt names: down to that of a pod, also below another root of a kubelet
 
 # Functions of the kernel, from enum bpf_func_id.
 _LOOK_UP, _UPDATE, _PID, _COMMAND, _GROUP, _ANCESTOR = 1, 2, 14, 16, 80, 123
@@ -72,21 +72,21 @@ class MapShape:
 
 
 _HASH, _ARRAY, _LATEST, _RING = 1, 2, 9, 27  # of the latest: the kernel forgets those that were used least lately
-RING_BYTES = 256 * 1024  # some 2,500 questions
+RING_BYTES = 256 * 1024  # some 2,500 attempts
 NUMBERS = 1024  # device numbers that are fenced at most
 MEMBERS = 65536  # control groups that may open one, in all: for each number, those of all pods that are exempt
 PROGRAMS = 4096  # processes of the service at most
 
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
 RULES, MEMBERSHIP, COUNTERS = "fence2_rules", "fence2_members", "fence2_counts"
-LEASE, QUESTIONS, PROOFS = "fence2_lease", "fence3_asked", "fence2_proofs"
+LEASE, ATTEMPTS, PROOFS = "fence2_lease", "fence3_asked", "fence2_proofs"
 PROCESSES, SENT, KEEPER = "fence3_service", "fence3_sent", "fence3_keeper"
 MAPS = {
     RULES: MapShape(_HASH, 8, 8, NUMBERS),
     MEMBERSHIP: MapShape(_HASH, 16, 4, MEMBERS),
     COUNTERS: MapShape(_HASH, 8, 16, NUMBERS),  # apart from the rules: to replace a rule must not lose a count
     LEASE: MapShape(_ARRAY, 4, 8, 1),
-    QUESTIONS: MapShape(_RING, 0, 0, RING_BYTES),
+    ATTEMPTS: MapShape(_RING, 0, 0, RING_BYTES),
     PROCESSES: MapShape(_HASH, 4, 4, PROGRAMS),
     SENT: MapShape(_LATEST, 16, 16, NUMBERS),
     # What services write for each other, as long as the node runs:
@@ -97,10 +97,10 @@ UNUSED = (PROOFS, KEEPER)  # by the program itself
 
 RULE = struct.Struct("<II")  # open to all; refuse
 MEMBER = struct.Struct("<I")  # the key: a device and a control group
-COUNTS = struct.Struct("<QQ")  # questions of others: let pass; refused. Each is counted once, at its answer
-PROOF = struct.Struct("<QQQQ")  # excused questions; gaps; which proof; the uses that it had seen
+COUNTS = struct.Struct("<QQ")  # attempts of others: let pass; refused. Each is counted once, at its answer
+PROOF = struct.Struct("<QQQQ")  # ignored attempts; gaps; which proof; the uses that it had seen
 KEPT_BY = struct.Struct("<QQ")  # process and start, in ticks, of the service that keeps the fence; 0: none does
-QUESTION = struct.Struct(f"<QQ8sII16s{NAMED_LEVELS}Q")
+ATTEMPT = struct.Struct(f"<QQ8sII16s{NAMED_LEVELS}Q")
 # boot time in ns, group, key of the device, process, refused, command, the groups from the root down
 
 # What a member is. Others are all who are not below one.
@@ -109,9 +109,9 @@ OWNER, EXEMPT, SERVICE, HELD = range(4)
 # who else is in its group as exempt: a privileged container can write itself into any group. HELD: refused, and counted
 # as refused. The group that is nearest to the process decides, but below an owner everybody passes.
 
-# A flood of questions costs the kernel a count each, and the service next to nothing: no more of them are sent of one
+# A flood of attempts costs the kernel a count each, and the service next to nothing: no more of them are sent of one
 # control group about one device, and of all groups about it: a user may have many groups. What is not sent cannot be
-# excused.
+# ignored.
 SENT_EVERY_NS = 100_000_000
 SENT_REFUSED, SENT_PASSED = 1, 64  # of a group ...
 OF_ALL = 8  # ... and times that of all groups
@@ -119,9 +119,9 @@ OF_ALL = 8  # ... and times that of all groups
 # The stack, from its end down. The key of a device is the beginning of the key of a member.
 _DEVICE, _GROUP_ID = -16, -8
 _INDEX = -20
-_QUESTION = -24 - QUESTION.size
-_ABOVE = _QUESTION + QUESTION.size - 8 * NAMED_LEVELS
-_SINCE, _TIMES = _QUESTION - 16, _QUESTION - 8  # the value in SENT
+_ATTEMPT = -24 - ATTEMPT.size
+_ABOVE = _ATTEMPT + ATTEMPT.size - 8 * NAMED_LEVELS
+_SINCE, _TIMES = _ATTEMPT - 16, _ATTEMPT - 8  # the value in SENT
 _COMMAND_BYTES = 16
 
 
@@ -253,7 +253,7 @@ _LEASE_LASTS: Table = [
 
 
 def _is_sent(whose: str) -> Table:
-    """Go on at "sent" if R7 questions about this device were sent lately of the group that the key names, or of all."""
+    """Go on at "sent" if R7 attempts about this device were sent lately of the group that the key names, or of all."""
     first, passes = f"first {whose}", f"is sent {whose}"
     return [
         *_look_up(SENT, _DEVICE),
@@ -284,23 +284,23 @@ def _is_sent(whose: str) -> Table:
 
 
 _SEND_IT: Table = [
-    write8(STACK, _QUESTION, R8),
+    write8(STACK, _ATTEMPT, R8),
     call(_GROUP),
-    write8(STACK, _QUESTION + 8, R0),
+    write8(STACK, _ATTEMPT + 8, R0),
     read8(R1, STACK, _DEVICE),
-    write8(STACK, _QUESTION + 16, R1),
+    write8(STACK, _ATTEMPT + 16, R1),
     call(_PID),
     shift_right(R0, 32),
-    write4(STACK, _QUESTION + 24, R0),
-    write4(STACK, _QUESTION + 28, R9),
+    write4(STACK, _ATTEMPT + 24, R0),
+    write4(STACK, _ATTEMPT + 28, R9),
     copy(R1, STACK),
-    add(R1, _QUESTION + 32),
+    add(R1, _ATTEMPT + 32),
     put(R2, _COMMAND_BYTES),
     call(_COMMAND),
-    load_map(R1, QUESTIONS),
+    load_map(R1, ATTEMPTS),
     copy(R2, STACK),
-    add(R2, _QUESTION),
-    put(R3, QUESTION.size),
+    add(R2, _ATTEMPT),
+    put(R3, ATTEMPT.size),
     put(R4, 0),
     call(_SEND),
 ]

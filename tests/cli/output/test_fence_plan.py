@@ -18,16 +18,16 @@ from autoclave.cli.verbs.fence import fence as verb
 from scrub_api import views
 from tests.cli.statuses import CLEAN, NOW, SERVICE
 
-ASKER = views.AskerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
+OPENER = views.OpenerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
 DAYS = 3 * 86_400.0
 SHARED = "control groups of version 1"
 
 
-def asked(*askers: views.AskerView, fence: str = "watch") -> views.DeviceStatus:
-    return replace(CLEAN, fence=fence, askers=askers)
+def asked(*openers: views.OpenerView, fence: str = "watch") -> views.DeviceStatus:
+    return replace(CLEAN, fence=fence, openers=openers)
 
 
-def no_path(_asker: views.AskerView) -> str:
+def no_path(_asker: views.OpenerView) -> str:
     """As of a program that has ended."""
     return ""
 
@@ -55,14 +55,14 @@ def no_path(_asker: views.AskerView) -> str:
 def test_each_place_has_its_name_and_what_modes_do(
     place: str, pod: str, exempt: bool, expected: tuple[str, ...]  # noqa: FBT001 - a parameter
 ) -> None:  # fmt: skip
-    [row] = fence_plan.planned([asked(replace(ASKER, place=place, pod=pod, exempt=exempt))], no_path)
+    [row] = fence_plan.planned([asked(replace(OPENER, place=place, pod=pod, exempt=exempt))], no_path)
     assert (row.kind, row.name, row.hold, row.refuse) == expected
 
 
 def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
     """If one of them is not exempt, such as by the policy of one GPU, the row is not."""
-    one, other = (replace(ASKER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
-    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(ASKER)], no_path)
+    one, other = (replace(OPENER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
+    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(OPENER)], no_path)
     assert rows == [
         Planned("namespace", "site", "nvtop", "", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
         Planned("unit", "telegraf.service", "nvtop", "", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
@@ -70,13 +70,13 @@ def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
 
 
 def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
-    [row] = fence_plan.planned([asked(replace(ASKER, command="a\nnamespace x \x1b[2J"))], no_path)
+    [row] = fence_plan.planned([asked(replace(OPENER, command="a\nnamespace x \x1b[2J"))], no_path)
     assert row.program == r"a\nnamespace x \x1b[2J"
 
 
 def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
-        runs, another = replace(ASKER, command="sleep", pid=process.pid), replace(ASKER, pid=process.pid)
+        runs, another = replace(OPENER, command="sleep", pid=process.pid), replace(OPENER, pid=process.pid)
         status = views.Status((asked(runs, another),), replace(SERVICE, started=NOW - DAYS))
         monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
         monkeypatch.setattr("time.time", lambda: NOW)
@@ -108,7 +108,7 @@ def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.Mo
 def test_whom_a_plan_may_miss_is_said(
     monkeypatch: pytest.MonkeyPatch, fences: tuple[str, ...], lacks: str, up: float, said: str, code: int
 ) -> None:
-    devices = tuple(asked(ASKER, fence=fence) for fence in fences)
+    devices = tuple(asked(OPENER, fence=fence) for fence in fences)
     shared = lacks == SHARED
     service = replace(SERVICE, fence_lacks="" if shared else lacks, started=NOW - up, pods_share_groups=shared)
     status = views.Status(devices, service)

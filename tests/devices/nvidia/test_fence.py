@@ -15,8 +15,8 @@ from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.fence.excuses import Sources, Terms
 from scrubber.fence.guard import Guard
+from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel.fence import Fence
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import Tree

@@ -15,8 +15,8 @@ import pytest
 
 from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.fence.kernel import fence, program
+from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Fence
-from scrubber.fence.kernel.questions import Question
 from tests.control_groups import FULL, group, identity, made_group
 from tests.fakes.bpf import Bpf, Process
 
@@ -47,7 +47,7 @@ class Answers:
 
     opened: list[bool]
     counts: list[object]
-    asked: set[Question]
+    asked: set[Attempt]
     kept: list[object]
 
 
@@ -75,7 +75,7 @@ def played(seed: int, place: Path, ids: dict[str, int], pid: int, opens: Opens) 
             case _:
                 for name in dice.sample(NAMES, 4):
                     found.opened.append(opens(device, name, dice.randint(0, 2)))
-        found.asked |= {replace(it, uptime=0.0, command="") for it in standing.questions.new()}
+        found.asked |= {replace(it, uptime=0.0, command="") for it in standing.attempts.new()}
         found.counts += [standing.counts(FULL), standing.counts(NULL), standing.is_attached(), standing.stands()]
         found.kept += [standing.kept(device), standing.members(device), sorted(map(str, standing.numbers()))]
     standing.close()
@@ -100,7 +100,7 @@ def opener(places: dict[str, Path]) -> Iterator[tuple[int, Opens]]:
 
 
 def test_both_kernels_answer_alike(group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "SENT_EVERY_NS", 0)  # so that each question is sent: else it is a matter of time
+    monkeypatch.setattr(program, "SENT_EVERY_NS", 0)  # so that each attempt is sent: else it is a matter of time
     places = {name: group / name if not name else made_group(group / name) for name in NAMES}
     ids = {name: identity(place) for name, place in places.items()}
     with opener(places) as (pid, opens):

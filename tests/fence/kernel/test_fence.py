@@ -44,7 +44,7 @@ def test_a_foreign_process_is_refused_and_counted(standing: Fence, owner, foreig
     counts = standing.counts(FULL)
     assert counts is not None
     assert counts.asked == counts.refused > 0
-    (first, *_) = standing.questions.new()
+    (first, *_) = standing.attempts.new()
     assert (first.device, first.group, first.refused) == (FULL, identity(foreign), True)
     assert first.command == Path(sys.executable).resolve().name[:15] or first.command.startswith("python")
 
@@ -55,7 +55,7 @@ def test_an_owner_and_the_groups_below_it_open_uncounted(standing: Fence, owner:
     assert run(owner, OPENS) == "opened"
     assert run(below, OPENS) == "opened"
     assert standing.counts(FULL) == Counts(0, 0)
-    assert list(standing.questions.new()) == []
+    assert list(standing.attempts.new()) == []
 
 
 def test_who_was_an_owner_is_refused(standing: Fence, owner: Path, foreign: Path) -> None:
@@ -99,9 +99,9 @@ def test_watching_counts_names_and_refuses_none(standing: Fence, owner: Path, fo
     assert counts is not None
     assert counts.asked > 0
     assert counts.refused == 0
-    questions = list(standing.questions.new())
-    assert len(questions) == counts.asked
-    assert {(it.group, it.refused) for it in questions} == {(identity(foreign), False)}
+    attempts = list(standing.attempts.new())
+    assert len(attempts) == counts.asked
+    assert {(it.group, it.refused) for it in attempts} == {(identity(foreign), False)}
 
 
 def test_a_device_that_is_open_to_all_counts(standing: Fence, foreign: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_fence_can_be_taken_down(standing: Fence, group: Path, owner: Path, fo
 
 
 @pytest.mark.parametrize(("refuse", "most"), [(True, 1), (False, 64)])
-def test_many_questions_are_counted_and_few_are_sent(
+def test_many_attempts_are_counted_and_few_are_sent(
     standing: Fence, owner: Path, foreign: Path, *, refuse: bool, most: int
 ) -> None:
     """In each tenth of a second. A flood of them costs the service next to nothing."""
@@ -219,13 +219,13 @@ def test_many_questions_are_counted_and_few_are_sent(
         "print((time.monotonic_ns() - began) // 100_000_000 + 2)"
     )
     tenths = int(run(foreign, asks))
-    questions, counts = list(standing.questions.new()), standing.counts(FULL)
+    attempts, counts = list(standing.attempts.new()), standing.counts(FULL)
     assert counts is not None
     assert counts.asked >= 3000
-    assert most <= len(questions) <= most * tenths
+    assert most <= len(attempts) <= most * tenths
 
 
-def test_questions_from_many_groups_are_few_too(standing: Fence, owner: Path, foreign: Path) -> None:
+def test_attempts_from_many_groups_are_few_too(standing: Fence, owner: Path, foreign: Path) -> None:
     """A user may make groups below its own."""
     standing.set(FULL, {identity(owner)}, refuse=True)
     places = [str(made_group(foreign / f"{number}") / "cgroup.procs") for number in range(40)]
@@ -237,21 +237,21 @@ def test_questions_from_many_groups_are_few_too(standing: Fence, owner: Path, fo
         "print((time.monotonic_ns() - began) // 100_000_000 + 2)"
     )
     tenths = int(run(foreign, asks))
-    assert len(list(standing.questions.new())) <= program.OF_ALL * tenths
+    assert len(list(standing.attempts.new())) <= program.OF_ALL * tenths
     counts = standing.counts(FULL)
     assert counts is not None
     assert counts.refused == 40
 
 
-def test_a_question_that_was_read_is_not_read_again(standing: Fence, owner: Path, foreign: Path) -> None:
-    """Its reader may be killed while it judges. The next one must not excuse the question a second time."""
+def test_an_attempt_that_was_read_is_not_read_again(standing: Fence, owner: Path, foreign: Path) -> None:
+    """Its reader may be killed while it judges. The next one must not ignore the attempt a second time."""
     standing.set(FULL, {identity(owner)}, refuse=False)
     run(foreign, OPENS)
-    waiting = standing.questions.new()
+    waiting = standing.attempts.new()
     next(waiting)
     counts = standing.counts(FULL)
     assert counts is not None
-    assert len(list(standing.questions.new())) == counts.asked - 1
+    assert len(list(standing.attempts.new())) == counts.asked - 1
 
 
 def test_a_member_that_is_exempt_passes_and_counts(standing: Fence, owner: Path, foreign: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_member_that_is_exempt_passes_and_counts(standing: Fence, owner: Path,
     counts = standing.counts(FULL)
     assert counts is not None
     assert counts.asked > counts.refused == 0
-    (first, *_) = standing.questions.new()
+    (first, *_) = standing.attempts.new()
     assert (first.group, first.above[-2:]) == (identity(nested), (identity(foreign), identity(nested)))
 
 

@@ -1,4 +1,4 @@
-"""Remembers who asked for a device that was not given to them. Many questions from one place are one entry.
+"""Remembers who asked for a device that was not given to them. Many attempts from one place are one entry.
 
 The place is a pod, a container, a unit or another control group: its programs choose their names, and could fill a list
 of names. Only where the place tells nothing, since all may run there, is an entry that of a program's name.
@@ -31,16 +31,16 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asked for a device, with all his questions so far, and what only this life of the service knows of him."""
+class LiveOpener:
+    """Who asked for a device, with all his attempts so far, and what only this life of the service knows of him."""
 
     opener: Opener
-    ignored: bool = False  # it is a bystander: its questions are no uses
+    ignored: bool = False  # it is a bystander: its attempts are no uses
     logged: float = -math.inf  # wall time of the last line in the log
     opened: float = -math.inf  # wall time at which it was last let through
 
     def has(self, holder: Holder) -> bool:
-        """Whether this process is known to be of the asker, whose place may hold several."""
+        """Whether this process is known to be of the opener, whose place may hold several."""
         opener = self.opener
         return opener.place == holder.container if holder.container is not None else opener.pid == holder.pid
 
@@ -49,61 +49,61 @@ _Key: TypeAlias = tuple[Who, bool]  # and whether it is a bystander
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Totals:
     """How often others have asked for a device since the service started, and were refused, as far as it was told."""
 
     times: int = 0
     refused: int = 0
 
 
-class Askers:
+class LiveOpeners:
     """Those of each device."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._turn = threading.Lock()  # of changes: several threads make them
-        self.questions = 0  # of all devices, so far
-        self._of: dict[str, dict[_Key, Asker]] = {}
-        self._totals: dict[str, Asked] = {}
+        self.attempts = 0  # of all devices, so far
+        self._of: dict[str, dict[_Key, LiveOpener]] = {}
+        self._totals: dict[str, Totals] = {}
         self._forgotten: dict[str, dict[Who, Opener]] = {}  # those that were not taken before
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
     def add(
         self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
-    ) -> Asker | None:  # fmt: skip
-        """Add a question to the entry that it belongs to, and return that once an hour, for a line in the log."""
+    ) -> LiveOpener | None:  # fmt: skip
+        """Add an attempt to the entry that it belongs to, and return that once an hour, for a line in the log."""
         with self._turn:
             return self._add(device, command, pid, place, refused=refused, exempt=exempt, ignored=ignored)
 
     def _add(
         self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
-    ) -> Asker | None:  # fmt: skip
-        self.questions += 1
+    ) -> LiveOpener | None:  # fmt: skip
+        self.attempts += 1
         now, mine = self._wall(), self._of.setdefault(device, {})
         new = Opener(place.name, place.pod, command, pid, exempt, times=1, refused=int(refused), first=now, last=now)
         key = new.who, ignored
         before = mine.pop(key, None)
-        asker = Asker(new, ignored) if before is None else replace(before, opener=added(before.opener, new))
+        opener = LiveOpener(new, ignored) if before is None else replace(before, opener=added(before.opener, new))
         if not refused:
-            asker = replace(asker, opened=now)
-        due = not ignored and now >= asker.logged + LOGGED_EVERY and self._has_line(now)
+            opener = replace(opener, opened=now)
+        due = not ignored and now >= opener.logged + LOGGED_EVERY and self._has_line(now)
         if due:
-            asker = replace(asker, logged=now)
+            opener = replace(opener, logged=now)
             self._lines.append(now)
-        mine[key] = asker
+        mine[key] = opener
         if len(mine) > _KEPT:  # names that programs have chosen go first
             oldest = next((it for it in mine if it[0].command), next(iter(mine)))
             self._forget(device, mine.pop(oldest))
         if not (ignored or exempt):
-            total = self._totals.get(device, Asked())
-            self._totals[device] = Asked(total.times + 1, total.refused + refused)
-        return asker if due else None
+            total = self._totals.get(device, Totals())
+            self._totals[device] = Totals(total.times + 1, total.refused + refused)
+        return opener if due else None
 
-    def _forget(self, device: str, asker: Asker) -> None:
-        forgotten, who = self._forgotten.setdefault(device, {}), asker.opener.who
-        if not asker.ignored and (who in forgotten or len(forgotten) < MOST_FORGOTTEN):
-            forgotten[who] = added(forgotten.get(who), asker.opener)
+    def _forget(self, device: str, opener: LiveOpener) -> None:
+        forgotten, who = self._forgotten.setdefault(device, {}), opener.opener.who
+        if not opener.ignored and (who in forgotten or len(forgotten) < MOST_FORGOTTEN):
+            forgotten[who] = added(forgotten.get(who), opener.opener)
 
     def take_forgotten(self, device: str) -> tuple[Opener, ...]:
         """Those whom others have pushed out since the last call, with all their attempts."""
@@ -128,31 +128,31 @@ class Askers:
         with self._turn:
             earlier: dict[_Key, Opener] = {(opener.who, False): opener for opener in openers}
             live = self._of.get(device, {})
-            entries = {key: Asker(opener) for key, opener in earlier.items() if key not in live}
-            for key, asker in live.items():
-                entries[key] = replace(asker, opener=added(earlier.get(key), asker.opener))
+            entries = {key: LiveOpener(opener) for key, opener in earlier.items() if key not in live}
+            for key, opener in live.items():
+                entries[key] = replace(opener, opener=added(earlier.get(key), opener.opener))
             self._of[device] = dict([*entries.items()][-_KEPT:])
 
     def name(self, device: str, pods: Mapping[str, str]) -> None:
         """Keep the names of these pods, by UID: the kubelet forgets the name of a pod that has ended."""
         with self._turn:
-            for key, asker in self._of.get(device, {}).items():
-                if pod := pods.get(asker.opener.place):
-                    self._of[device][key] = replace(asker, opener=replace(asker.opener, pod=pod))
+            for key, opener in self._of.get(device, {}).items():
+                if pod := pods.get(opener.opener.place):
+                    self._of[device][key] = replace(opener, opener=replace(opener.opener, pod=pod))
 
     def _has_line(self, now: float) -> bool:
         return len(self._lines) < _LINES or now >= self._lines[0] + _LINES_WITHIN
 
-    def of(self, device: str) -> tuple[Asker, ...]:
+    def of(self, device: str) -> tuple[LiveOpener, ...]:
         """Those of the last days, the latest last."""
         since = self._wall() - KEPT_FOR
-        return tuple(asker for asker in [*self._of.get(device, {}).values()] if asker.opener.last >= since)
+        return tuple(opener for opener in [*self._of.get(device, {}).values()] if opener.opener.last >= since)
 
-    def users(self, device: str, since: float) -> list[Asker]:
+    def users(self, device: str, since: float) -> list[LiveOpener]:
         """Who was let through since this wall time: those that the policy exempts, then others, the latest last."""
-        users = [asker for asker in self.of(device) if not asker.ignored and asker.opened >= since]
-        return sorted(users, key=lambda asker: (not asker.opener.exempt, asker.opened))
+        users = [opener for opener in self.of(device) if not opener.ignored and opener.opened >= since]
+        return sorted(users, key=lambda opener: (not opener.opener.exempt, opener.opened))
 
-    def asked(self, device: str) -> Asked:
+    def asked(self, device: str) -> Totals:
         """How often others have asked for the device."""
-        return self._totals.get(device, Asked())
+        return self._totals.get(device, Totals())

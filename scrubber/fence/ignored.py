@@ -1,7 +1,7 @@
-"""Tells which questions about a device are no uses, and remembers who asked.
+"""Tells which attempts about a device are no uses, and remembers who asked.
 
-An excuse belongs to a program: to a bystander, which is recognised while its process runs and by the same rules as a
-holder, or to a program that the service has started. To be exempt is no excuse: who is exempt is let in, and counted.
+The attempts of two kinds of programs are ignored: of a bystander, which is recognised while its process runs and by
+the same rules as a holder, and of a program that the service has started. An exempt program is let in, and counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 from ground import log, process_names
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import NO_CONTAINER, Holder
-from scrubber.fence.askers import Askers, Place
-from scrubber.fence.kernel.questions import Question
+from scrubber.fence.kernel.attempts import Attempt
+from scrubber.fence.live_openers import LiveOpeners, Place
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
 
@@ -71,7 +71,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What was found of a process that had no excuse."""
+    """What was found of a process whose attempts are not ignored."""
 
     until: float  # this uptime it is taken as found
     command: str
@@ -99,61 +99,61 @@ class _Latest(Generic[_Key, _Value]):
             del self._values[next(iter(self._values))]
 
 
-class Excuses:
-    """The excuses of those who ask. A question that nobody could look into has none. For one thread at a time."""
+class IgnoredAttempts:
+    """The ignored of those who ask. An attempt that nobody could look into has none. For one thread at a time."""
 
     def __init__(self, service: int, sources: Sources) -> None:
         """``service``: the control group of the service."""
-        self.askers = Askers(lambda: clock.now().wall)
+        self.openers = LiveOpeners(lambda: clock.now().wall)
         self._service = service
         self._sources = sources
         self._places = _Latest[int, tuple[float, GroupPlace | None]]()  # of groups, until which uptime they are known
-        self._unexcused = _Latest[tuple[str, int, str, int], _Judged]()
+        self._counted = _Latest[tuple[str, int, str, int], _Judged]()
         self._read_again = 0.0
         self._recognised: dict[tuple[int, str, int], float] = {}  # bystanders that asked lately, until this uptime
 
-    def cover(self, uuid: str, question: Question) -> bool:
-        """Whether the question is no use of the device."""
-        key = uuid, question.pid, question.command, question.group
-        judged = self._unexcused.get(key)
-        if judged is not None and question.uptime < judged.until:  # it asks again and again
-            self._remember(uuid, question, judged)
+    def has(self, uuid: str, attempt: Attempt) -> bool:
+        """Whether the attempt is no use of the device."""
+        key = uuid, attempt.pid, attempt.command, attempt.group
+        judged = self._counted.get(key)
+        if judged is not None and attempt.uptime < judged.until:  # it asks again and again
+            self._remember(uuid, attempt, judged)
             return False
-        holder = self._holder(question)
-        place = self._place(question)
-        groups = place.groups if place is not None else frozenset({question.group, *question.above})
-        if self._service in groups and self._sources.is_ours(question.pid):
+        holder = self._holder(attempt)
+        place = self._place(attempt)
+        groups = place.groups if place is not None else frozenset({attempt.group, *attempt.above})
+        if self._service in groups and self._sources.is_ours(attempt.pid):
             return True
-        command = holder.command if holder is not None else question.command
-        judged = _Judged(question.uptime + _JUDGED_FOR, command, _named(place, holder), groups)
-        is_bystander = self._is_of_bystander(uuid, question, holder)
-        self._remember(uuid, question, judged, ignored=is_bystander)
+        command = holder.command if holder is not None else attempt.command
+        judged = _Judged(attempt.uptime + _JUDGED_FOR, command, _named(place, holder), groups)
+        is_bystander = self._is_of_bystander(uuid, attempt, holder)
+        self._remember(uuid, attempt, judged, ignored=is_bystander)
         if not is_bystander:
-            self._unexcused.put(key, judged)
+            self._counted.put(key, judged)
         return is_bystander
 
-    def _holder(self, question: Question) -> Holder | None:
+    def _holder(self, attempt: Attempt) -> Holder | None:
         """The process that has asked; None if it has ended, also if a later one has its number."""
         try:
-            holder = next(iter(self._sources.process(question.pid)), None)
+            holder = next(iter(self._sources.process(attempt.pid)), None)
         except OSError:
             return None
-        if holder is None or holder.started > question.uptime:
+        if holder is None or holder.started > attempt.uptime:
             return None
-        is_sure = holder.started <= question.uptime - _TICK or self._sources.pids_are_free()
+        is_sure = holder.started <= attempt.uptime - _TICK or self._sources.pids_are_free()
         return holder if is_sure else None
 
-    def _remember(self, uuid: str, question: Question, judged: _Judged, *, ignored: bool = False) -> None:
+    def _remember(self, uuid: str, attempt: Attempt, judged: _Judged, *, ignored: bool = False) -> None:
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
         if exempt and ignored:  # as the policy says
             return
-        refused, place = question.refused, replace(judged.place, pod=self._sources.pod_name(judged.place.name))
-        asker = self.askers.add(
-            uuid, judged.command, question.pid, place, refused=refused, exempt=exempt, ignored=ignored
+        refused, place = attempt.refused, replace(judged.place, pod=self._sources.pod_name(judged.place.name))
+        live = self.openers.add(
+            uuid, judged.command, attempt.pid, place, refused=refused, exempt=exempt, ignored=ignored
         )
-        if asker is None:
+        if live is None:
             return
-        opener = asker.opener
+        opener = live.opener
         who = process_names.describe(opener.command, opener.pid, opener.place or "it has ended")
         facts = {"device": uuid, "process": who, "times": opener.times, "refused": opener.refused}
         if exempt:
@@ -161,31 +161,31 @@ class Excuses:
         else:
             logger.warning("a process asked for a GPU that is not its own", **facts)
 
-    def _is_of_bystander(self, uuid: str, question: Question, holder: Holder | None) -> bool:
-        who = (question.pid, question.command, question.group)
+    def _is_of_bystander(self, uuid: str, attempt: Attempt, holder: Holder | None) -> bool:
+        who = (attempt.pid, attempt.command, attempt.group)
         if holder is None:
-            recognised = self._recognised.get(who, 0.0) > question.uptime
+            recognised = self._recognised.get(who, 0.0) > attempt.uptime
         else:
             recognised = self._sources.bystanders(uuid)(holder)
         if recognised:
-            self._recognised = {it: until for it, until in self._recognised.items() if until > question.uptime}
-            self._recognised[who] = question.uptime + _RECOGNISED_FOR
+            self._recognised = {it: until for it, until in self._recognised.items() if until > attempt.uptime}
+            self._recognised[who] = attempt.uptime + _RECOGNISED_FOR
         return recognised
 
-    def _place(self, question: Question) -> GroupPlace | None:
+    def _place(self, attempt: Attempt) -> GroupPlace | None:
         """Where a process ran: its group, or the nearest one above it that is still there.
 
         The groups of the node are read again for a group that has not asked lately: it may be new.
         """
-        until, place = self._places.get(question.group) or (0.0, None)
-        if until <= question.uptime:
-            below = (question.group, *(it for it in reversed(question.above) if it != question.group))
+        until, place = self._places.get(attempt.group) or (0.0, None)
+        if until <= attempt.uptime:
+            below = (attempt.group, *(it for it in reversed(attempt.above) if it != attempt.group))
             places = (self._sources.place(group) for group in below)
             place = next((it for it in places if it is not None), None)
             if time.monotonic() >= self._read_again:  # a user may have many groups
                 self._sources.read()
                 self._read_again = time.monotonic() + _READ_EVERY
-            self._places.put(question.group, (question.uptime + _JUDGED_FOR, place))
+            self._places.put(attempt.group, (attempt.uptime + _JUDGED_FOR, place))
         return place
 
 

@@ -1,7 +1,7 @@
-"""Reads who asked for a device: the kernel writes each question of others into a ring that both have mapped.
+"""Reads who asked for a device: the kernel writes each attempt of others into a ring that both have mapped.
 
-The ring holds some thousand questions. What does not fit, or is one of too many, is lost here, and not in the counts:
-counts decide, and questions explain them.
+The ring holds some thousand attempts. What does not fit, or is one of too many, is lost here, and not in the counts:
+counts decide, and attempts explain them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import program
-from scrubber.fence.kernel.program import QUESTION, RING_BYTES
+from scrubber.fence.kernel.program import ATTEMPT, RING_BYTES
 
 _PAGE = mmap.PAGESIZE
 _BUSY, _DISCARDED = 1 << 31, 1 << 30
@@ -21,7 +21,7 @@ _HEADER = 8  # bytes before each record; records begin at multiples of it
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Attempt:
     """Somebody asked to open a device that is not open to him."""
 
     device: DeviceNumber
@@ -33,7 +33,7 @@ class Question:
     refused: bool
 
 
-class Questions:
+class Attempts:
     """The reader's side of the ring. One at a time: what is read is gone."""
 
     def __init__(self, ring: int) -> None:
@@ -42,8 +42,8 @@ class Questions:
         self._read = mmap.mmap(ring, _PAGE)
         self._written = mmap.mmap(ring, _PAGE + 2 * RING_BYTES, prot=mmap.PROT_READ, offset=_PAGE)
 
-    def new(self) -> Iterator[Question]:
-        """The questions since the last call."""
+    def new(self) -> Iterator[Attempt]:
+        """The attempts since the last call."""
         place, end = self._place(self._read), self.end()
         while place < end:
             at = _PAGE + place % RING_BYTES
@@ -53,9 +53,9 @@ class Questions:
             size = length & ~_DISCARDED
             record = self._written[at + _HEADER : at + _HEADER + size]
             place += _HEADER + -(-size // _HEADER) * _HEADER
-            struct.pack_into("<Q", self._read, 0, place)  # first: after a kill, nobody may excuse it once more
+            struct.pack_into("<Q", self._read, 0, place)  # first: after a kill, nobody may ignore it once more
             if not length & _DISCARDED:
-                yield _question(record)
+                yield _attempt(record)
 
     def waiting(self) -> bool:
         """Whether there is something to read."""
@@ -76,8 +76,8 @@ class Questions:
         return int(place)
 
 
-def _question(record: bytes) -> Question:
-    time, group, device, pid, refused, command, *above = QUESTION.unpack(record)
+def _attempt(record: bytes) -> Attempt:
+    time, group, device, pid, refused, command, *above = ATTEMPT.unpack(record)
     name = command.partition(b"\0")[0].decode(errors="replace")
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)  # a process chooses its name
-    return Question(program.number(device), time / 1e9, pid, shown, group, tuple(filter(None, above)), bool(refused))
+    return Attempt(program.number(device), time / 1e9, pid, shown, group, tuple(filter(None, above)), bool(refused))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.fence.askers import Askers, Place
+from scrubber.fence.live_openers import LiveOpeners, Place
 
 LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
 REFUSED, EXEMPT, IGNORED = (
@@ -15,7 +15,7 @@ REFUSED, EXEMPT, IGNORED = (
 
 
 @pytest.mark.parametrize(
-    ("questions", "user"),
+    ("attempts", "user"),
     [
         ([], ""),
         ([(9.0, "a", LET_THROUGH)], ""),
@@ -33,9 +33,9 @@ REFUSED, EXEMPT, IGNORED = (
         "an exempt one hides nobody",
     ],
 )
-def test_a_user_is_who_was_let_through_since_the_proof(questions, user):
+def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
     now = [0.0]
-    askers = Askers(lambda: now[0])
-    for now[0], place, how in questions:
-        askers.add("gpu", "x", 1, Place(place), **how)
-    assert [it.opener.place for it in askers.users("gpu", 10.0)][-1:] == [user] * bool(user)
+    openers = LiveOpeners(lambda: now[0])
+    for now[0], place, how in attempts:
+        openers.add("gpu", "x", 1, Place(place), **how)
+    assert [it.opener.place for it in openers.users("gpu", 10.0)][-1:] == [user] * bool(user)
