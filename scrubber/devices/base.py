@@ -138,7 +138,7 @@ class Uses(Protocol):
         """
 
     def open_files(self, uuid: str) -> OpenFiles:
-        """How many files of the device are open that no process shows. Totals after a search that has found no holder.
+        """How many files of the device are open that no process shows. Asked after a search that has found no holder.
 
         Such a file waits in the queue of a socket or in an io_uring. Who receives it uses the device and opens nothing,
         so no fence is asked.

@@ -112,8 +112,8 @@ def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
 def pids_are_free(proc: Path) -> bool:
     """Whether the kernel gives no pid a second time within a tick of the clock of /proc. False: it is not known.
 
-    Linux gives all free pids in turn (``alloc_pid``), unless root asks for one. An ended process may keep its pid for
-    as long as others are in its group or in its session.
+    Linux gives all free pids in turn (its function alloc_pid), unless root asks for one. An ended process may keep its
+    pid for as long as others are in its group or in its session.
     """
     try:
         pid_max = int((proc / "sys/kernel/pid_max").read_text())

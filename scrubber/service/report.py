@@ -94,7 +94,7 @@ class StatusReporter:
             use_counter=said.words if said is not None else "",
             use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
-            openers=_asker_views(guard.openers.of(uuid)) if guard is not None else (),
+            openers=_opener_views(guard.openers.of(uuid)) if guard is not None else (),
         )
 
     def reported(self) -> ReportedDevices:
@@ -315,7 +315,7 @@ def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) 
     return lacks
 
 
-def _asker_views(openers: Iterable[LiveOpener]) -> tuple[views.OpenerView, ...]:
+def _opener_views(openers: Iterable[LiveOpener]) -> tuple[views.OpenerView, ...]:
     """One for each program, as the policy says of it now: it may have asked before it was exempt, and since.
 
     ``openers``: the latest last.

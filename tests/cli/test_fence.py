@@ -41,7 +41,7 @@ def test_the_status_names_devices_and_for_whom_they_are_open(
     document = json.loads(answer.stdout)
     (rule,) = document["items"]
     assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", others, "/dcgm.service")
-    assert rule["questions"] == rule["refused"] > 0
+    assert rule["attempts"] == rule["refused"] > 0
     assert 0 < document["lease_seconds"] <= 600
     assert "others are refused for" in ask("status").stderr
 
@@ -60,7 +60,7 @@ def test_others_are_not_refused_where_all_may_open(ask, standing: Fence, foreign
     answer = ask("status", "-o", "json")
     (rule,) = json.loads(answer.stdout)["items"]
     assert (rule["others"], rule["open_to"], rule["refused"]) == ("counted", "all", 0)
-    assert rule["questions"] > 0
+    assert rule["attempts"] > 0
     assert "refused" not in ask("status").stderr
 
 

@@ -58,8 +58,8 @@ ASKING = replace(CLEAN, fence="refuse", openers=(OPENER, replace(OPENER, place="
 def test_an_explanation_names_who_asked_for_a_gpu_of_others():
     assert story(ASKING)[-5:-2] == [
         "fence   refuse",
-        'asked   "nvtop" (pid 9, ml/train): at least 1000 questions, none refused, last 1m ago',
-        '        "nvtop" (pid 9, telegraf.service): at least 1000 questions, 1000 refused, last 1m ago',
+        'asked   "nvtop" (pid 9, ml/train): at least 1000 open attempts, none refused, last 1m ago',
+        '        "nvtop" (pid 9, telegraf.service): at least 1000 open attempts, 1000 refused, last 1m ago',
     ]
 
 

@@ -55,7 +55,7 @@ def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call):
 
 @pytest.mark.usefixtures("cuda")
 def test_a_context_has_one_channel_and_waits_without_spinning(gpu, monkeypatch):
-    """Totals for before the context is made. CUDA's own choice is eight channels, and waits that burn a core."""
+    """Asked for before the context is made. CUDA's own choice is eight channels, and waits that burn a core."""
     asked, call = [], driver.CudaDriver.call
 
     def noted(self, name, *arguments) -> None:

@@ -405,7 +405,7 @@ PLAN = """\
 # namespace  monitoring      1      1      0        refused  refused  other
 #
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
-# ASKED and REFUSED count questions to the kernel: each opening asks two or three of them.
+# ASKED and REFUSED count open attempts: each opening of a GPU is two or three of them.
 # Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
 # Then give this file to helm upgrade: -f FILE. It replaces your values of these two names: add what they have already.
 policy:

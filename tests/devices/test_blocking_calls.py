@@ -109,11 +109,11 @@ async def test_a_callers_short_deadline_does_not_make_a_call_stuck(gate: threadi
 
 async def test_a_cancelled_caller_does_not_free_a_running_key(gate: threading.Event) -> None:
     caller = Caller()
-    asker = asyncio.create_task(caller.ask("a", gate.wait, LONG))
+    asking = asyncio.create_task(caller.ask("a", gate.wait, LONG))
     await asyncio.sleep(0)
-    asker.cancel()
+    asking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asker
+        await asking
     with pytest.raises(UnresponsiveError, match="other calls took the whole"):
         await caller.ask("a", lambda: 42, SOON)
     gate.set()

@@ -148,7 +148,12 @@ SERVICES = [
     ("fence", BELOW, WARNING, "processes below /sys/fs/cgroup/trial only, and nobody else"),
     ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
     ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
-    ("fence", gpu(fence="refuse", openers=(replace(OPENER, refused=4),)), WARNING, "was refused; at least 4 questions"),
+    (
+        "fence",
+        gpu(fence="refuse", openers=(replace(OPENER, refused=4),)),
+        WARNING,
+        "was refused; at least 4 open attempts",
+    ),
     ("fence", gpu(fence="watch", openers=(replace(OPENER, exempt=True),)), WARNING, "the policy exempts its unit"),
     ("fence", gpu(fence="watch", openers=(replace(OPENER, ignored=True),)), WARNING, "although it is a bystander"),
     ("fence", gpu(fence=views.OPEN_TO_ALL), WARNING, "every process may open GPU 3 for now"),
@@ -367,7 +372,7 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
     last = datetime.fromtimestamp(NOW, UTC).astimezone().isoformat(" ", "minutes")
     assert several.text == (
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and would '
-        f"have been refused by `fence: {{mode: refuse}}`; at least 11 questions, the last one at {last}"
+        f"have been refused by `fence: {{mode: refuse}}`; at least 11 open attempts, the last one at {last}"
     )
     assert "asked for GPU 5 (GPU-5), which was not given to it, and was refused" in one.text
 

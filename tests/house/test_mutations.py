@@ -148,7 +148,7 @@ FENCE, IN_FENCE, IN_GUARD = (
     "tests/fence/test_guard.py",
 )
 PROGRAM = "scrubber/fence/kernel/program.py"
-GUARD, EXCUSES = "scrubber/fence/guard.py", "scrubber/fence/ignored.py"
+GUARD, IGNORED = "scrubber/fence/guard.py", "scrubber/fence/ignored.py"
 IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
 OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"
@@ -191,9 +191,9 @@ PLANTED = [
     Mutant(PROGRAM, "jump_if_not(R8, SERVICE, below)", "jump(below)", tests=IN_FENCE),
     Mutant(GUARD, "self._forget_proofs([uuid])", "pass", tests=IN_GUARD),
     Mutant(GUARD, "if all(map(self._fence.still_rules, self._numbers[uuid])):", "if True:", tests=IN_GUARD),
-    Mutant(EXCUSES, "if self._service in groups and self._sources", "if self._sources", tests=IN_GUARD),
-    Mutant(EXCUSES, "if judged is not None and attempt.uptime < judged.until:", "if False:", tests=IN_GUARD),
-    Mutant(EXCUSES, "holder.started > attempt.uptime:", "False:", tests=IN_GUARD),
+    Mutant(IGNORED, "if self._service in groups and self._sources", "if self._sources", tests=IN_GUARD),
+    Mutant(IGNORED, "if judged is not None and attempt.uptime < judged.until:", "if False:", tests=IN_GUARD),
+    Mutant(IGNORED, "holder.started > attempt.uptime:", "False:", tests=IN_GUARD),
     Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),

@@ -9,6 +9,7 @@ import re
 from tests.house.sources import HOUSES, ROOT, WRITTEN, modules, place
 
 REPLACED = {
+    "asker": "opener",
     "claimant": "the starting pod",
     "comeback": "pending restore",
     "exposed": "in use",

@@ -155,8 +155,8 @@ LIFE = [
         EndedTenancy(7, "boot-1", NOW, NOW, lives.A, "team/train", guarded=HELD), "r-1", UNREAD),
      ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (the "
       "receipt of the wipe is r-1); "
-     "others: 1 question let through, 3 refused (fence: watch, then hold), 2 questions of programs that the policy "
-     "ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
+     "others: 1 open attempt let through, 3 refused (fence: watch, then hold), 2 open attempts of programs that "
+     "the policy ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
      "others until it was wiped: not known: the fence was not read at both ends of this time")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
      ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (the receipt of the wipe is r-1); "

@@ -26,7 +26,7 @@ class Planned:
     program: str
     path: str  # of its file, as ``evict.bystanders`` of a policy names it; empty: it has ended
     gpus: int
-    asked: int  # questions; one opening asks two or three times
+    asked: int  # open attempts; one opening asks two or three times
     refused: int  # of them
     hold: str  # what happens under ``fence.mode: hold``: exempt, counted, unknown or refused ...
     refuse: str  # ... and under ``refuse``

@@ -176,7 +176,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if guarded and service.fence_below:
         text = f"the fence counts and refuses processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
-    for opener, asked_for in _askers(guarded):
+    for opener, asked_for in _openers(guarded):
         yield _opener(opener, asked_for)
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
@@ -195,7 +195,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
 
 
-def _askers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.OpenerView, list[views.DeviceStatus]]]:
+def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.OpenerView, list[views.DeviceStatus]]]:
     """Each program that asked for GPUs which were not given to it, once, with these GPUs."""
     found = defaultdict[object, list[tuple[views.OpenerView, views.DeviceStatus]]](list)
     for device in guarded:

@@ -27,7 +27,7 @@ def asked(*openers: views.OpenerView, fence: str = "watch") -> views.DeviceStatu
     return replace(CLEAN, fence=fence, openers=openers)
 
 
-def no_path(_asker: views.OpenerView) -> str:
+def no_path(_opener: views.OpenerView) -> str:
     """As of a program that has ended."""
     return ""
 

@@ -15,7 +15,7 @@ from tests.plugin.live_plugin import NO_DIRECTORY, until_files
 from tests.plugin.scrub_server import gpu
 
 
-class Totals(InFlight):
+class Asked(InFlight):
     """Remembers how long a stop would wait for calls, and does not wait."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
         plugins_dir=short_tmp, registry_dir=short_tmp, run_dir=service.run_dir, cluster=ReportChoice(node="node-1")
     )
     chosen.service_socket.parent.mkdir()
-    calls = Totals()
+    calls = Asked()
     program = asyncio.create_task(driver_process._work(chosen, short_tmp, calls))
     await until_files(chosen.registry_socket.exists, short_tmp)
     program.cancel()
