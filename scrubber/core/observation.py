@@ -54,12 +54,12 @@ class Listed(Enum):
 class FenceTells:
     """What the fence has counted for a device, and whom it lets in."""
 
-    alone: bool  # the last search found nobody but the owner, and the fence has counted nobody since
+    no_other_user: bool  # the last search found nobody but the owner, and the fence has counted nobody since
     opened: bool  # others have opened the device since the last search; also False where no fence counts
     open_to: MayOpen
 
 
-NOT_ASKED = FenceTells(alone=False, opened=True, open_to=Pods(frozenset()))
+NOT_ASKED = FenceTells(no_other_user=False, opened=True, open_to=Pods(frozenset()))
 """Nothing is known of the fence. Somebody may be let in, and may have opened the device."""
 
 
@@ -144,12 +144,13 @@ TABLE = (
     ),
     LookRow(
         {Purpose.START, Purpose.CHANGE}, _ANY,
-        lambda known: known.no_holder and known.fence.alone and known.fence.open_to is OpenTo.SERVICE, Look.FENCE,
+        lambda known: known.no_holder and known.fence.no_other_user and known.fence.open_to is OpenTo.SERVICE,
+        Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
     LookRow(
         {Purpose.CHANGE}, {State.IN_USE},
-        lambda known: known.no_holder and known.fence.alone and known.owner_alive is False and not known.kept,
+        lambda known: known.no_holder and known.fence.no_other_user and known.owner_alive is False and not known.kept,
         Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
     LookRow(
@@ -157,11 +158,11 @@ TABLE = (
         "an owner that has ended may have sent the open device to another process",
     ),
     LookRow(
-        {Purpose.GRANT}, _ANY, lambda known: not known.fence.alone, Look.SEARCH,
+        {Purpose.GRANT}, _ANY, lambda known: not known.fence.no_other_user, Look.SEARCH,
         "a process that only has it open is on no list",
     ),
     LookRow(
-        {Purpose.RESERVE}, _TAKEN, lambda known: not known.fence.alone, Look.SEARCH,
+        {Purpose.RESERVE}, _TAKEN, lambda known: not known.fence.no_other_user, Look.SEARCH,
         "to take it from its last owner is a decision, too, and a process that only has it open is on no list",
     ),
     LookRow(
@@ -190,7 +191,7 @@ TABLE = (
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
     LookRow(
-        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.alone, Look.FENCE,
+        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.no_other_user, Look.FENCE,
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
     LookRow(

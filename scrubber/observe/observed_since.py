@@ -38,7 +38,7 @@ class LastSearch:
 
     at: float = -math.inf  # the uptime of its end
     uses: int | None = None  # how many the fence had counted when it began; None if the fence did not say
-    alone: bool = False  # nobody but the owner had the device then ...
+    no_other_user: bool = False  # nobody but the owner had the device then ...
     bystanders: object = None  # ... apart from these
 
 
@@ -192,7 +192,7 @@ class ObservedSince:
     def doubt(self, device: str) -> None:
         """No search proves anything that has ended or begun before this call."""
         self._changes[device] += 1
-        self._searches[device] = replace(self._last_search(device), alone=False)
+        self._searches[device] = replace(self._last_search(device), no_other_user=False)
 
     def doubt_all(self) -> None:
         """``doubt`` each device."""
@@ -224,10 +224,10 @@ class ObservedSince:
         for device, begun in before.items():
             open_to, uses, found = self._open_to.get(device), _counted(begun.reading), holders[device]
             names = open_to.names if isinstance(open_to, Container | Pods) else ()
-            alone = found is not None and all(holder.container in names for holder in found)
-            alone = alone and begun.changes == self._changes[device]
-            alone = alone and (settled or self._is_alone(device, begun.reading))
-            self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)
+            only_owner = found is not None and all(holder.container in names for holder in found)
+            only_owner = only_owner and begun.changes == self._changes[device]
+            only_owner = only_owner and (settled or self._has_no_other_user(device, begun.reading))
+            self._searches[device] = LastSearch(at, uses, only_owner, begun.bystanders)
 
     def resume(self, device: str, since: float, reading: Counted) -> None:
         """An earlier run of the service proved the device clean at ``since``.
@@ -238,7 +238,7 @@ class ObservedSince:
         with self._turn:
             self._since[device] = since, ""
             self._readings[device] = reading
-        self._searches[device] = LastSearch(uses=reading.uses, alone=True, bystanders=self._bystanders(device))
+        self._searches[device] = LastSearch(uses=reading.uses, no_other_user=True, bystanders=self._bystanders(device))
 
     def searched_ago(self, device: str) -> float:
         """Seconds since the end of the last search."""
@@ -254,11 +254,11 @@ class ObservedSince:
         reading, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
         uses = _counted(reading)
         opened = uses is not None and self._last_search(device).uses != uses
-        return FenceTells(self._is_alone(device, reading), opened, open_to)
+        return FenceTells(self._has_no_other_user(device, reading), opened, open_to)
 
-    def _is_alone(self, device: str, reading: UseReading | None) -> bool:
+    def _has_no_other_user(self, device: str, reading: UseReading | None) -> bool:
         uses, last = _counted(reading), self._last_search(device)
-        same = last.alone and last.bystanders == self._bystanders(device)
+        same = last.no_other_user and last.bystanders == self._bystanders(device)
         return same and uses is not None and last.uses == uses
 
     def _last_search(self, device: str) -> LastSearch:

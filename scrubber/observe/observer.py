@@ -269,7 +269,7 @@ class Observer:
         if record.state is State.CLEAN and receipt is not None and receipt.witness == UseCounter.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
-            if said is not None and self._observed_since.fence_tells(record.device.uuid).alone:
+            if said is not None and self._observed_since.fence_tells(record.device.uuid).no_other_user:
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:

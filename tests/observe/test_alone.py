@@ -363,7 +363,7 @@ def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holde
     since.read(device, Counted(UseCounter.FENCE, 3))
     since.changed(device, open_to(record))
     since.searched(since.before_search([device]), {device: holders}, {})
-    assert since.fence_tells(device).alone is proven
+    assert since.fence_tells(device).no_other_user is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
@@ -379,7 +379,7 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     ):
         since.read(device, now)
         since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
-        assert since.fence_tells(device).alone is proven
+        assert since.fence_tells(device).no_other_user is proven
 
 
 def test_a_doubt_during_a_search_outlives_it() -> None:
@@ -389,7 +389,7 @@ def test_a_doubt_during_a_search_outlives_it() -> None:
     before = since.before_search([device])
     since.doubt(device)
     since.searched(before, {device: ()}, {})
-    assert not since.fence_tells(device).alone
+    assert not since.fence_tells(device).no_other_user
 
 
 async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:
