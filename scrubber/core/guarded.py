@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from policies.policy_model import FenceMode
 from scrubber.core.model import Moment
 
-ANEW = "the fence was built again meanwhile, as after a reboot"
+ANEW = "the fence was put up again meanwhile, or the node restarted"
 UNREAD = "the fence was not read at both ends of this time"
 
 

@@ -235,7 +235,7 @@ class Guard:
         else:
             self._rules[uuid] = rule
         for why in gaps:
-            self._note_gap(uuid, why)
+            self.note_gap(uuid, why)
 
     def _leaving(self, number: DeviceNumber, staying: Collection[int]) -> Iterable[int]:
         """The control groups that could open a device uncounted, and may no longer."""
@@ -456,9 +456,10 @@ class Guard:
         self.stands_since = _uptime()
         for uuid in self._numbers:
             self._missed[uuid] = "somebody had taken the fence out of the kernel"
-            self._note_gap(uuid, self._missed[uuid])
+            self.note_gap(uuid, self._missed[uuid])
 
-    def _note_gap(self, uuid: str, why: str) -> None:
+    def note_gap(self, uuid: str, why: str) -> None:
+        """Somebody may have opened a device uncounted, for this reason."""
         self.openers.missed(uuid, why)
         logger.warning("the fence may have missed somebody", device=uuid, why=why)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ground import log, process_names
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import NO_CONTAINER, Holder
+from scrubber.core.model import NO_CONTAINER, Holder, Opener
 from scrubber.fence.kernel.attempts import Attempt
-from scrubber.fence.live_openers import LiveOpeners, Place
+from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
 
@@ -75,7 +75,7 @@ class _Judged:
 
     until: float  # this uptime it is taken as found
     command: str
-    place: Place
+    place: str  # ``Opener.place``
     groups: frozenset[int]
 
 
@@ -147,10 +147,11 @@ class IgnoredAttempts:
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
         if exempt and ignored:  # as the policy says
             return
-        refused, place = attempt.refused, replace(judged.place, pod=self._sources.pod_name(judged.place.name))
-        live = self.openers.add(
-            uuid, judged.command, attempt.pid, place, refused=refused, exempt=exempt, ignored=ignored
-        )
+        place, now = judged.place, clock.now()
+        at = now.wall - max(now.uptime - attempt.uptime, 0.0)  # the kernel keeps what is asked while no service runs
+        pod, refused = self._sources.pod_name(place), int(attempt.refused)
+        opener = Opener(place, pod, judged.command, attempt.pid, exempt, 1, refused, first=at, last=at)
+        live = self.openers.add(uuid, opener, ignored=ignored)
         if live is None:
             return
         opener = live.opener
@@ -189,13 +190,13 @@ class IgnoredAttempts:
         return place
 
 
-def _named(place: GroupPlace | None, holder: Holder | None) -> Place:
+def _named(place: GroupPlace | None, holder: Holder | None) -> str:
     """Printable: users who may make control groups choose their names, and may choose bytes that are no text."""
     if container := (holder and holder.container) or (place and place.container):
-        return Place(_printable(container))
+        return _printable(container)
     if place is not None and place.name:
-        return Place(_printable(place.name))
-    return Place(NO_CONTAINER if holder is not None else "")
+        return _printable(place.name)
+    return NO_CONTAINER if holder is not None else ""
 
 
 def _printable(name: str) -> str:

@@ -23,14 +23,6 @@ _LINES, _LINES_WITHIN = 20, 600.0  # lines in the log at most, within so many se
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process ran."""
-
-    name: str  # ``Opener.place``
-    pod: str = ""  # NAMESPACE/POD, if it is known
-
-
-@dataclass(frozen=True, slots=True)
 class LiveOpener:
     """Who asked for a device, with all his attempts so far, and what only this life of the service knows of him."""
 
@@ -69,24 +61,19 @@ class LiveOpeners:
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def add(
-        self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
-    ) -> LiveOpener | None:  # fmt: skip
-        """Add an attempt to the entry that it belongs to, and return that once an hour, for a line in the log."""
+    def add(self, device: str, new: Opener, *, ignored: bool) -> LiveOpener | None:
+        """Add attempts to the entry that they belong to, and return that once an hour, for a line in the log."""
         with self._turn:
-            return self._add(device, command, pid, place, refused=refused, exempt=exempt, ignored=ignored)
+            return self._add(device, new, self._wall(), ignored=ignored)
 
-    def _add(
-        self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
-    ) -> LiveOpener | None:  # fmt: skip
+    def _add(self, device: str, new: Opener, now: float, *, ignored: bool) -> LiveOpener | None:
         self.attempts += 1
-        now, mine = self._wall(), self._of.setdefault(device, {})
-        new = Opener(place.name, place.pod, command, pid, exempt, times=1, refused=int(refused), first=now, last=now)
+        mine = self._of.setdefault(device, {})
         key = new.who, ignored
         before = mine.pop(key, None)
         opener = LiveOpener(new, ignored) if before is None else replace(before, opener=added(before.opener, new))
-        if not refused:
-            opener = replace(opener, opened=now)
+        if not new.refused:
+            opener = replace(opener, opened=new.last)
         due = not ignored and now >= opener.logged + LOGGED_EVERY and self._has_line(now)
         if due:
             opener = replace(opener, logged=now)
@@ -95,9 +82,9 @@ class LiveOpeners:
         if len(mine) > _KEPT:  # names that programs have chosen go first
             oldest = next((it for it in mine if it[0].command), next(iter(mine)))
             self._forget(device, mine.pop(oldest))
-        if not (ignored or exempt):
+        if not (ignored or new.exempt):
             total = self._totals.get(device, Totals())
-            self._totals[device] = Totals(total.times + 1, total.refused + refused)
+            self._totals[device] = Totals(total.times + 1, total.refused + new.refused)
         return opener if due else None
 
     def _forget(self, device: str, opener: LiveOpener) -> None:

@@ -16,6 +16,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import fencing, open_attempts
 from scrubber.core.events import FenceMissed, OpenAttempted
 from scrubber.core.fencing import OpenTo
+from scrubber.core.guarded import ANEW, FenceReading
 from scrubber.core.model import OTHERS, Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.core.record import Record
@@ -26,10 +27,11 @@ from scrubber.ledger.entry_queries import Window
 from scrubber.service.context import ServiceContext
 
 EVERY = 1.0  # seconds between two looks, and at once after each row: it may begin a period
-OF_OPENERS = Window(kinds=frozenset({ledger_rows.KINDS[OpenAttempted]}))
+OF_OPENERS = Window(kinds=frozenset({ledger_rows.KINDS[OpenAttempted], ledger_rows.KINDS[FenceMissed]}))
 READ = 5000  # rows that are read at a start
 
 _Row = tuple[str, OpenAttempted | FenceMissed]  # with its device
+_REBUILT = FenceMissed(ANEW)
 
 
 class Openers:
@@ -43,6 +45,7 @@ class Openers:
         self._looked = dict[str, Record]()  # by device: the record at the last look ...
         self._asked = (-1, AT_ONCE)  # ... how many attempts there had been by then, and room for how many rows
         self._unwritten: list[_Row] = []
+        self._given = dict[str, FenceReading]()  # as the fence was when an earlier life gave the device
         self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
         self._gaps = deque[float](maxlen=AT_ONCE)  # ... and of the last ones about gaps: nobody else's flood hides them
 
@@ -80,13 +83,18 @@ class Openers:
             return None
         periods = dict[str, Written]()
         for uuid, record in self._ledger.records.items():
-            events = [it.event for it in page.entries if it.device == uuid and isinstance(it.event, OpenAttempted)]
+            entries = [entry for entry in page.entries if entry.device == uuid]
+            events = [entry.event for entry in entries if isinstance(entry.event, OpenAttempted)]
             earlier, periods[uuid] = open_attempts.remembered(events, open_attempts.period(record))
+            given = record.fence.grant
+            if given is not None and not any(it.event == _REBUILT and it.at.wall >= given.at.wall for it in entries):
+                self._given[uuid] = given
             self._live.remember(uuid, earlier)
         return periods
 
     def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
+        self._compare()
         for uuid, why in self._live.take_gaps(self._room(self._gaps)):
             self._unwritten.append((uuid, FenceMissed(why)))
             self._gaps.append(self._context.now().uptime)
@@ -111,6 +119,19 @@ class Openers:
                 periods[uuid] = written
             if is_over or is_of_all:
                 periods[uuid] = open_attempts.begun(now, counted)
+
+    def _compare(self) -> None:
+        """Note whose fence is another one than in an earlier life, which gave the device to its present owner."""
+        guard = self._context.observer.driver.guard
+        for uuid, given in [*self._given.items()]:
+            record = self._ledger.records.get(uuid)
+            reading = guard.reading(uuid) if guard is not None and record is not None else None
+            if record is None or record.fence.grant != given or given.why:
+                del self._given[uuid]
+            elif reading is not None and not reading.why:
+                del self._given[uuid]
+                if guard is not None and reading.counter != given.counter:
+                    guard.note_gap(uuid, ANEW)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:
         self._unwritten += [(uuid, row) for row in rows]

@@ -7,6 +7,7 @@ import pytest
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel.attempts import Attempt
+from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
 
 PID, GROUP, ANOTHER = 7, 70, 71
@@ -52,6 +53,15 @@ def test_a_bystander_is_known_from_its_start_on(*, started: float, pids_are_free
     """The kernel tells the start of a process in hundredths of a second, rounded down."""
     ignored = looked_up([Holder(PID, started, "dcgm", None)], pids_are_free=pids_are_free)
     assert ignored.has("gpu", asked(10.0)) is is_ignored
+
+
+def test_an_attempt_has_the_time_of_the_kernel() -> None:
+    """The kernel keeps what is asked while no service runs."""
+    ignored, now = looked_up([]), clock.now()
+    ignored.has("gpu", asked(now.uptime - 3600.0))
+    (live,) = ignored.openers.of("gpu")
+    assert live.opener.first == live.opener.last == live.opened
+    assert live.opened == pytest.approx(now.wall - 3600.0, abs=60.0)
 
 
 def test_the_name_of_a_control_group_becomes_text() -> None:

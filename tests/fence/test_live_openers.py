@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.fence.live_openers import LiveOpeners, Place
+from scrubber.core.model import Opener
+from scrubber.fence.live_openers import LiveOpeners
 
 LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
 REFUSED, EXEMPT, IGNORED = (
@@ -37,5 +38,6 @@ def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
     now = [0.0]
     openers = LiveOpeners(lambda: now[0])
     for now[0], place, how in attempts:
-        openers.add("gpu", "x", 1, Place(place), **how)
+        opener = Opener(place, "", "x", 1, how["exempt"], 1, int(how["refused"]), now[0], now[0])
+        openers.add("gpu", opener, ignored=how["ignored"])
     assert [it.opener.place for it in openers.users("gpu", 10.0)][-1:] == [user] * bool(user)

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from scrubber.core.events import OpenAttempted
-from scrubber.core.model import OTHER_CONTAINERS
-from scrubber.fence.live_openers import LiveOpeners, Place
+from scrubber.core.model import OTHER_CONTAINERS, Opener
+from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node.pods import Tenants
 from scrubber.service.openers import Openers
 from tests.service.world import World
-
-LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
 
 
 @dataclass
@@ -42,8 +40,14 @@ class Node:
 
     async def ask(self, place: str, times: int = 1, **how: bool) -> None:
         for _ in range(times):
-            self.live.add(self.world.uuids[0], "python", 42, Place(place), **LET_THROUGH | how)
+            self.attempt(self.world.uuids[0], place, **how)
         await asyncio.sleep(2)
+
+    def attempt(
+        self, uuid: str, place: str, *, refused: bool = False, exempt: bool = False, ignored: bool = False
+    ) -> None:  # fmt: skip
+        now = self.world.node.now().wall
+        self.live.add(uuid, Opener(place, "", "python", 42, exempt, 1, int(refused), now, now), ignored=ignored)
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
         """Who, how often, whether somebody had the device, and whether that is the last row of him."""
@@ -121,8 +125,7 @@ async def test_no_row_exempts_what_happened_before_the_exemption(node):
 async def test_a_flood_does_not_fill_the_ledger(node):
     for device in range(4):
         for number in range(500):
-            uuid, place = node.world.uuids[device], Place(f"pod-{number}")
-            node.live.add(uuid, "python", number, place, **LET_THROUGH)
+            node.attempt(node.world.uuids[device], f"pod-{number}")
             if number % 50 == 0:
                 await asyncio.sleep(1)
     await asyncio.sleep(2)

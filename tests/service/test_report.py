@@ -11,9 +11,9 @@ import pytest
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import ScrubPath
+from scrubber.core.model import Opener, ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
-from scrubber.fence.live_openers import LiveOpeners, Place
+from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
@@ -321,7 +321,8 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
     pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
     asked = [("uid-1", False), ("uid-2", False), ("uid-1", True), ("uid-1", True)]
     for pod, exempt in asked:
-        guard.openers.add(world.uuids[0], "dcgm", 7, Place(pod), refused=not exempt, exempt=exempt, ignored=False)
+        opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), 0.0, 0.0)
+        guard.openers.add(world.uuids[0], opener, ignored=False)
     tenants = Tenants(names=pods)
 
     async def look() -> Tenants:
