@@ -23,7 +23,16 @@ from benchmarks import rig
 from demo.stage import Stage, run
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground")  # what is installed
+PRODUCT = (
+    "autoclave",
+    "remnant",
+    "containers",
+    "scrubber",
+    "plugin",
+    "scrub_api",
+    "policies",
+    "ground",
+)  # what is installed
 TIMES = 5
 REDIRECTED = re.compile(r"> (docs/\S+\.md)$", re.MULTILINE)  # how `make docs` writes a page
 MEASURED = ("docs/measurements/image.md", "docs/measurements/remnant.md")  # pages that a measurement writes

@@ -12,7 +12,7 @@
           LedgerUnavailable    nothing is granted until the ledger can be written
             CorruptLedgerError the ledger is not what was written
           Unreachable          the scrub service does not answer [3]
-          ContainerFailed      a container of ``remnant`` did not do its part
+          ContainerFailed      a container of a public test did not do its part
             AnotherGpu         it got another GPU than the first one
         ReceiptError           a key, a receipt or a checkpoint cannot be used
       DocumentError            the faults of a file that people write [2]

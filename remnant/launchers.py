@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
+from containers import places
+from containers.places import STARTS_WITHIN
 from remnant.round_result import Ending
 
 PROGRAM = ("-P", "-m", "remnant.tenant")
 _CHECKOUT = str(Path(__file__).parents[1])  # where this package lies, also if it was not installed
 IN_IMAGE = "/opt/autoclave/bin/python"
-STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
 LOADS_WITHIN = 120  # seconds, of the program alone
 LIVES_AT_MOST = STARTS_WITHIN + 300  # seconds; after that, Kubernetes ends a pod that nobody has removed
 RIGHTS = (  # in the namespace of the pods, to make them, hear them and remove them
@@ -26,18 +28,6 @@ RIGHTS = (  # in the namespace of the pods, to make them, hear them and remove t
     "create pods/attach",
     "get pods/attach",
     "get pods/log",
-)
-_REMOVE_SCRIPT = """
-for try in 1 2 3 4 5; do # docker may be removing it already, and says so as an error
-  found=$(docker ps --all --quiet --filter "name=^$1$") || exit
-  if [ -z "$found" ] || docker rm --force $found; then exit; fi
-  sleep 1
-done
-exit 1"""
-_REMOVE = ("sh", "-c", _REMOVE_SCRIPT, "sh")
-_WAITS = (  # for a node, or for its image
-    '{.status.conditions[?(@.type=="PodScheduled")].message}{.status.message}'
-    "{.status.containerStatuses[*].state.waiting.message}"
 )
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"  # what NVIDIA's container toolkit brings in
 _NEEDED = "compute,utility"
@@ -114,17 +104,17 @@ def docker(image: str, uuid: str) -> Launcher:
             *PROGRAM,
         ]
 
-    return Launcher(start, remove=lambda name: [*_REMOVE, name])
+    return Launcher(start, remove=places.removed_by_docker)
 
 
 def kubernetes(pod: Pod) -> Launcher:
     """Two pods, one after the other: a plugin gives a GPU to one of them."""
-    kubectl = ["kubectl", *(["--namespace", pod.namespace] if pod.namespace else [])]
+    place = pod.namespace
 
     def start(name: str) -> list[str]:
         flags = ["--quiet", "--stdin", "--rm", "--restart=Never", f"--pod-running-timeout={STARTS_WITHIN}s"]
         return [
-            *kubectl,
+            *places.kubectl(place),
             "run",
             name,
             f"--image={pod.image}",
@@ -132,22 +122,15 @@ def kubernetes(pod: Pod) -> Launcher:
             f"--overrides={json.dumps(_manifest(name, pod))}",
         ]
 
-    def delete(name: str) -> list[str]:
-        return [*kubectl, "delete", "pod", name, "--ignore-not-found"]
-
-    def force(name: str) -> list[str]:
-        return [*delete(name), "--force", "--grace-period=0"]
-
-    def waits(name: str) -> list[str]:
-        return [*kubectl, "get", "pod", name, "--ignore-not-found", f"--output=jsonpath={_WAITS}"]
-
-    def asks(right: str) -> list[str]:
-        verb, resource = right.split()
-        resource, _, part = resource.partition("/")  # kubectl takes what stands after a slash for a name
-        return [*kubectl, "auth", "can-i", verb, resource, *([f"--subresource={part}"] if part else [])]
-
-    rights = {right: asks(right) for right in RIGHTS}
-    return Launcher(start, waits=waits, delete=delete, force_delete=force, remove=delete, together=False, rights=rights)
+    return Launcher(
+        start,
+        waits=partial(places.waits_for, place),
+        delete=partial(places.delete, place),
+        force_delete=partial(places.force_delete, place),
+        remove=partial(places.delete, place),
+        together=False,
+        rights=places.can_i(place, RIGHTS),
+    )
 
 
 def _manifest(name: str, pod: Pod) -> dict[str, object]:

@@ -7,14 +7,13 @@ import dataclasses
 import hashlib
 import json
 import re
-import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from containers import pages
 from ground import private_files
-from ground.errors import plain
 from ground.quantities import quantity
 from remnant.judge import Cell, Verdict, cells, size
 from remnant.round_result import Ending, Medium, Result
@@ -22,14 +21,12 @@ from scrubber import __version__
 
 FORMAT = "autoclave-remnant/1"
 SHOWN = 8  # characters of a UUID
-WIDTH = 120  # columns of a page
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TESTS = {  # of in-toto, from the worst
     "FAILED": ("failedTests", {Verdict.REMNANT, Verdict.NO_ANSWER}),
     "WARNED": ("warnedTests", {Verdict.HELD, Verdict.NOT_ZERO}),
     "PASSED": ("passedTests", {Verdict.NONE}),
 }
-_MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{sign: f"\\{sign}" for sign in "\\`[]|"}})
 WORDS = {
     Ending.EXIT: "it exits",
     Ending.KILL: "it is killed (SIGKILL)",
@@ -129,16 +126,20 @@ def page(result: Result, grid: Sequence[Cell]) -> str:
     gpu = result.gpu
     taken = (
         f"Taken {result.began} with `autoclave remnant run --on {result.on}` (autoclave {__version__}), on"
-        f" {gpu.uuid[:SHOWN]}, {size(gpu.memory)}, driver {_words(gpu.driver)}"
+        f" {gpu.uuid[:SHOWN]}, {size(gpu.memory)}, driver {pages.words(gpu.driver)}"
         f" with {'open' if gpu.open_modules else 'closed'} kernel modules, ECC {_switch(gpu.ecc)},"
         f" persistence mode {_switch(gpu.persistence)}."
         f" {len(result.rounds)} of {quantity(result.planned, 'round')} were done. {_METHOD}"
-        + (f" These programs might have the GPU open: {_words(', '.join(result.beside))}." if result.beside else "")
+        + (
+            f" These programs might have the GPU open: {pages.words(', '.join(result.beside))}."
+            if result.beside
+            else ""
+        )
     )
-    table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, grid)))
-    points = "\n".join(_wrapped(f"* {_words(line)}", "  ") for line in summary(result, grid))
-    title = f"# What the next container sees: {_words(gpu.model)}"
-    return "\n\n".join((title, _wrapped(taken), points, table, _wrapped(_LEGEND))) + "\n"
+    table = pages.table(_HEADERS, [_row(cell) for cell in grid])
+    points = "\n".join(pages.wrapped(f"* {pages.words(line)}", "  ") for line in summary(result, grid))
+    title = f"# What the next container sees: {pages.words(gpu.model)}"
+    return "\n\n".join((title, pages.wrapped(taken), points, table, pages.wrapped(_LEGEND))) + "\n"
 
 
 def summary(result: Result, grid: Sequence[Cell]) -> list[str]:
@@ -197,15 +198,6 @@ def _cut(text: str) -> str:
     return _UUID.sub(lambda found: found[0][:SHOWN], text)
 
 
-def _words(text: str) -> str:
-    """Words that may be those of another program, as a page shows them: no markup."""
-    return plain(text).translate(_MARKUP)
-
-
-def _wrapped(text: str, after: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
-
-
 def _row(cell: Cell) -> tuple[str, ...]:
     return (
         WORDS[cell.ending],
@@ -216,7 +208,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         size(cell.read),
         "-" if cell.not_zero is None else size(cell.not_zero),
         size(cell.recognised),
-        _words(cell.why)
+        pages.words(cell.why)
         + (f"; filled through cuMemCreate: {size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
     )
 

@@ -2,7 +2,7 @@
 
 The tree of a commit::
 
-    git ls-tree COMMIT autoclave benchmarks ground plugin policies remnant scrub_api scrubber | git mktree
+    git ls-tree COMMIT autoclave benchmarks containers ground plugin policies remnant scrub_api scrubber | git mktree
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("autoclave", "benchmarks", "ground", "plugin", "policies", "remnant", "scrub_api", "scrubber")
+FOLDERS = ("autoclave", "benchmarks", "containers", "ground", "plugin", "policies", "remnant", "scrub_api", "scrubber")
 MADE = (".pyc", ".ptx", ".cubin", "_pb2.pyi", "_pb2_grpc.pyi")  # git ignores them
 CACHE = "__pycache__"
 

@@ -8,7 +8,18 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("autoclave", "remnant", "demo", "scrubber", "plugin", "scrub_api", "policies", "ground", "dashboards")
+HOUSES = (
+    "autoclave",
+    "remnant",
+    "containers",
+    "demo",
+    "scrubber",
+    "plugin",
+    "scrub_api",
+    "policies",
+    "ground",
+    "dashboards",
+)
 
 IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])
 FILES = [

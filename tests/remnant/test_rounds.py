@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from autoclave.cli.verbs import remnant
+from containers import commands as container_commands
+from containers.container import Container
 from ground.errors import FatalError
 from remnant import judge, launchers, result_files, rounds, tenant
 from remnant.judge import Verdict
@@ -251,7 +253,7 @@ def test_only_a_shortage_of_memory_is_a_finding(ending, out_of_memory, why) -> N
     """A refusal for another reason, or an abort that was none, says nothing about the memory."""
     refusal = json.dumps({"refused": "no device", "out_of_memory": out_of_memory})
     subject = Subject(Launcher(lambda _name: [sys.executable, "-c", ANSWERS, refusal]), "GPU")
-    with pytest.raises(rounds.ContainerFailed, match=why) if why else nullcontext():
+    with pytest.raises(container_commands.ContainerFailed, match=why) if why else nullcontext():
         assert rounds.run_round(subject, ending)[0].refused == "no device"
 
 
@@ -278,7 +280,7 @@ ODD = {
 def test_a_foreign_container_ends_the_run_in_a_sentence(odd, why) -> None:
     program = f"import json, sys, time\n{odd}"
     launcher = Launcher(lambda _name: [sys.executable, "-c", program], starts_within=1)
-    with pytest.raises(rounds.ContainerFailed, match=why) as failed:
+    with pytest.raises(container_commands.ContainerFailed, match=why) as failed:
         rounds.run_round(Subject(launcher), Ending.EXIT)
     assert failed.value.message.isprintable()
     assert len(failed.value.message) < 500
@@ -288,7 +290,7 @@ def test_a_foreign_container_ends_the_run_in_a_sentence(odd, why) -> None:
 def test_sizes_and_media_are_those_that_were_asked_for(planted) -> None:
     filled = {"available": 1, "planted": planted}
     program = f"print('{{\"gpu\": null}}', flush=True)\nprint({json.dumps(filled)!r}, flush=True)\ninput()\ninput()"
-    with pytest.raises(rounds.ContainerFailed, match=r"no answer .*other media|no size"):
+    with pytest.raises(container_commands.ContainerFailed, match=r"no answer .*other media|no size"):
         rounds.run_round(Subject(Launcher(lambda _: [sys.executable, "-c", program])), Ending.EXIT, [Medium.MEMORY])
 
 
@@ -301,15 +303,16 @@ def test_a_container_may_complain_as_long_as_it_likes() -> None:
 
 
 def test_a_command_of_the_place_that_hangs_is_ended(monkeypatch) -> None:
-    monkeypatch.setattr(rounds, "COMMANDS_WITHIN", 0.5)
-    monkeypatch.setattr(rounds, "SAYS_AFTER", 0.1)
+    monkeypatch.setattr(container_commands, "COMMANDS_WITHIN", 0.5)
+    monkeypatch.setattr(Container, "says_after", 0.1)
 
     def hangs(*_name: str) -> list[str]:
         return ["sleep", "1000"]
 
     launcher = Launcher(hangs, waits=hangs, remove=hangs, starts_within=0.5)
     with pytest.raises(
-        rounds.ContainerFailed, match=r"no answer within 0.5 s; and then `sleep 1000` has not ended within 0.5 s"
+        container_commands.ContainerFailed,
+        match=r"no answer within 0.5 s; and then `sleep 1000` has not ended within 0.5 s",
     ):
         rounds.run_round(Subject(launcher), Ending.EXIT)
 
@@ -319,7 +322,7 @@ def test_the_first_error_is_said_before_that_of_clearing_away() -> None:
         return ["sh", "-c", f"echo {why} >&2; exit 1"]
 
     launcher = Launcher(lambda _name: fails("no-cluster"), remove=lambda _name: fails("no-pod"))
-    with pytest.raises(rounds.ContainerFailed, match=r"no-cluster; and then .*no-pod"):
+    with pytest.raises(container_commands.ContainerFailed, match=r"no-cluster; and then .*no-pod"):
         rounds.run_round(Subject(launcher, "GPU"), Ending.EXIT)
 
 

@@ -61,7 +61,7 @@ def test_the_campaign_finds_nothing(request, capsys):
     assert missing(summary, minutes) == []
 
 
-ROOMS = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
+ROOMS = ("autoclave", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
 
 
 def test_a_short_history_about_wipes_finds_nothing():

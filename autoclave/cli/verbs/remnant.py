@@ -16,6 +16,7 @@ import click
 
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, options
 from autoclave.cli.output import human
+from containers.commands import ContainerFailed, expect_rights
 from ground import calendar_time, private_files
 from ground.errors import FatalError
 from remnant import judge, launchers, result_files
@@ -24,7 +25,7 @@ from remnant.idle import IdleObserver, InUse
 from remnant.judge import Verdict
 from remnant.launchers import Place
 from remnant.round_result import Ending, GpuAndDriver, Medium, Result, Round
-from remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
+from remnant.rounds import AnotherGpu, Subject, in_turn, run_round
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
@@ -277,7 +278,7 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
         possible = ", ".join(each.value for each in launcher.endings)
         raise click.UsageError(f"--ending {how.value} is not possible with --on {on.value}; choose one of {possible}")
     try:
-        expect_rights(launcher)
+        expect_rights(launcher.rights, "docs/remnant.md")
     except ContainerFailed as error:
         raise FatalError(f"cannot start pods: {error.why}") from error
 

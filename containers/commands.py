@@ -1,0 +1,66 @@
+"""Runs the commands of a place, such as kubectl and docker, each within a time, and asks for the rights they need."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ground.errors import AutoclaveError, Reason
+
+COMMANDS_WITHIN = 120.0  # seconds, such as one that deletes a pod, and waits until it is gone
+
+
+class ContainerFailed(AutoclaveError):
+    """A container, or a command that starts or ends one, did not do its part."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Reason.INTERNAL, f"cannot go on: {why}")
+        self.why = why
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a command of the place; ContainerFailed if it fails."""
+    done = asked(command)
+    if done.returncode:
+        raise _unlike_success(command, done)
+
+
+def asked(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command of the place answers. Ctrl-C does not end it: it clears away. ``text``: for its stdin."""
+    try:
+        return subprocess.run(
+            command,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            start_new_session=True,
+            timeout=COMMANDS_WITHIN,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ContainerFailed(f"`{shlex.join(command)}` has not ended within {COMMANDS_WITHIN:g} s") from error
+
+
+def expect_rights(rights: Mapping[str, Sequence[str]], page: str) -> None:
+    """ContainerFailed if the account lacks a right: it might leave a container behind.
+
+    ``rights``: for each one the command that asks for it. ``page``: the page that lists them.
+    """
+    denied = []
+    for right, command in rights.items():
+        answer = asked(command)
+        if answer.stdout.split()[:1] not in (["yes"], ["no"]):
+            raise _unlike_success(command, answer)
+        if answer.returncode:
+            denied.append(right)
+    if denied:
+        why = f"a pod that it makes could stay; {page} has the rights that it needs"
+        raise ContainerFailed(f"this account may not {', '.join(denied)}: {why}")
+
+
+def _unlike_success(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> ContainerFailed:
+    last = done.stderr.strip().rpartition("\n")[2] or "it wrote nothing"
+    return ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {last}")
