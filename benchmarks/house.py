@@ -23,16 +23,9 @@ from benchmarks import rig
 from demo.stage import Stage, run
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = (
-    "autoclave",
-    "remnant",
-    "containers",
-    "scrubber",
-    "plugin",
-    "scrub_api",
-    "policies",
-    "ground",
-)  # what is installed
+PRODUCT = (  # what is installed
+    "autoclave", "access", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground",
+)  # fmt: skip
 TIMES = 5
 REDIRECTED = re.compile(r"> (docs/\S+\.md)$", re.MULTILINE)  # how `make docs` writes a page
 MEASURED = ("docs/measurements/image.md", "docs/measurements/remnant.md")  # pages that a measurement writes

@@ -53,7 +53,7 @@ BESIDE_BINDINGS = (
 )
 IMPORT_ALL = """
 import importlib, pkgutil
-for house in ("autoclave", "containers", "ground", "plugin", "policies", "remnant", "scrub_api", "scrubber"):
+for house in ("access", "autoclave", "containers", "ground", "plugin", "policies", "remnant", "scrub_api", "scrubber"):
     for found in pkgutil.walk_packages(importlib.import_module(house).__path__, house + "."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)

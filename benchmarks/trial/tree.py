@@ -1,8 +1,9 @@
-"""Which program a trial has run: the hash that git gives to a tree of these folders, also where git is not.
+r"""Which program a trial has run: the hash that git gives to a tree of these folders, also where git is not.
 
 The tree of a commit::
 
-    git ls-tree COMMIT autoclave benchmarks containers ground plugin policies remnant scrub_api scrubber | git mktree
+    git ls-tree COMMIT access autoclave benchmarks containers ground plugin policies remnant scrub_api scrubber \
+      | git mktree
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("autoclave", "benchmarks", "containers", "ground", "plugin", "policies", "remnant", "scrub_api", "scrubber")
+FOLDERS = (
+    "access",
+    "autoclave",
+    "benchmarks",
+    "containers",
+    "ground",
+    "plugin",
+    "policies",
+    "remnant",
+    "scrub_api",
+    "scrubber",
+)
 MADE = (".pyc", ".ptx", ".cubin", "_pb2.pyi", "_pb2_grpc.pyi")  # git ignores them
 CACHE = "__pycache__"
 

@@ -9,17 +9,9 @@ from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[2]
 HOUSES = (
-    "autoclave",
-    "remnant",
-    "containers",
-    "demo",
-    "scrubber",
-    "plugin",
-    "scrub_api",
-    "policies",
-    "ground",
+    "autoclave", "access", "remnant", "containers", "demo", "scrubber", "plugin", "scrub_api", "policies", "ground",
     "dashboards",
-)
+)  # fmt: skip
 
 IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])
 FILES = [

@@ -31,7 +31,7 @@ PROTOBUF, WIRE, CYCLE = (
     "no import cycle",
 )
 REMNANT, FINDINGS = "nothing needs remnant", "findings of the doctor look"
-SHARED = "what public tests share"
+ACCESS, SHARED = "nothing needs access", "access, and what public tests share"
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the stand-ins import nothing", "the plugin stays small",
 )  # fmt: skip
@@ -88,6 +88,10 @@ PLANTED = [
     ("plugin/registration/sockets.py", "from plugin import hooks", PLUGIN),
     ("plugin/hooks.py", "from plugin import device_plugin", PLUGIN),
     ("autoclave/doctor/finding.py", "from remnant import judge", REMNANT),
+    ("access/way_verdict.py", "import time", PURE),
+    ("access/ways.py", "from scrub_api import views", SHARED),
+    ("access/ways.py", "import grpc", SHARED),
+    ("autoclave/doctor/finding.py", "from access import way_verdict", ACCESS),
     ("containers/output.py", "from scrubber.core import model", SHARED),
     ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),

@@ -137,6 +137,7 @@ IN_REPORT = "tests/service/test_report.py::test_a_clear_that_stalls_is_explained
 COVERAGE = "tests/core/test_verdict_coverage.py"
 JUDGE_OF, IN_JUDGE = "remnant/judge.py", "tests/remnant/test_judge.py"
 TENANT = "remnant/tenant.py"
+OF_WAYS, IN_WAYS, TRIALS = "access/way_verdict.py", "tests/access/test_way_verdict.py", "tests/access/test_trials.py"
 IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
 OBSERVED_SINCE, IN_OBSERVED_SINCE = "scrubber/observe/observed_since.py", "tests/observe/test_observed_since.py"
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
@@ -208,6 +209,14 @@ PLANTED = [
     Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
     Mutant("scrubber/cuda/chip.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
     Mutant(VERDICT, "done.scratch.units_left if", "() if", tests=IN_VERDICT),
+    # Verdicts that take too little for a pass.
+    Mutant(OF_WAYS, "Verdict.NOT_TRIED in chosen or ", "", tests=IN_WAYS),
+    Mutant(OF_WAYS, "if not has_gpu(owner) or", "if", tests=IN_WAYS),
+    Mutant(OF_WAYS, "outcome.control and ", "", tests=IN_WAYS),
+    Mutant(OF_WAYS, "isinstance(trial.outcome, Refused) and not trial.plain_ran", "False", tests=IN_WAYS),
+    Mutant(OF_WAYS, "outcome.given and outcome.same and outcome.still_open is True", "False", tests=IN_WAYS),
+    Mutant(OF_WAYS, "lambda trial: not _answer(trial).control", "lambda _: False", tests=IN_WAYS),
+    Mutant(OF_WAYS, "lambda trial: not trial.owner_held", "lambda _: False", tests=IN_WAYS),
     Mutant(JUDGE_OF, "if any(look.never_written for look in looks):", "if False:", tests=IN_JUDGE),
     Mutant(JUDGE_OF, "for look in looks)) > 0:", "for look in looks)) > 16:", tests=IN_JUDGE),
     Mutant(JUDGE_OF, "if not all(_controlled(", "if not any(_controlled(", tests=IN_JUDGE),
@@ -390,7 +399,17 @@ def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "*.pyc.*")
-    for room in ("autoclave", "remnant", "scrubber", "scrub_api", "policies", "ground", "tests"):
+    for room in (
+        "autoclave",
+        "access",
+        "remnant",
+        "containers",
+        "scrubber",
+        "scrub_api",
+        "policies",
+        "ground",
+        "tests",
+    ):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
     (ROOT / "build").mkdir(exist_ok=True)
@@ -491,7 +510,7 @@ def test_every_excused_mutant_still_exists():
 def test_a_mutant_turns_the_tests_red(judge, tree, mutant):
     if mutant.tests == WRITTEN and (lack := emulation.missing(FORM)):
         pytest.skip(lack)
-    if mutant.tests in (IN_ROUNDS, IN_FENCE, IN_GUARD) and not ENTERS:
+    if mutant.tests.startswith((IN_ROUNDS, IN_FENCE, IN_GUARD, TRIALS)) and not ENTERS:
         pytest.skip("takes root, to make a pid namespace or a control group")
     with mutant.planted(tree):
         ended, output = judge.judges(mutant)

@@ -16,7 +16,7 @@ import pytest
 from scrubber import __version__
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("autoclave", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground")
+HOUSES = ("autoclave", "access", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground")
 
 
 @pytest.mark.parametrize("house", HOUSES)

@@ -61,7 +61,10 @@ def test_the_campaign_finds_nothing(request, capsys):
     assert missing(summary, minutes) == []
 
 
-ROOMS = ("autoclave", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
+ROOMS = (
+    "autoclave", "access", "remnant", "containers", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo",
+    "tests",
+)  # fmt: skip
 
 
 def test_a_short_history_about_wipes_finds_nothing():
