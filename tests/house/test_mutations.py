@@ -209,7 +209,14 @@ PLANTED = [
     Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
     Mutant("scrubber/cuda/chip.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
     Mutant(VERDICT, "done.scratch.units_left if", "() if", tests=IN_VERDICT),
-    # Verdicts that take too little for a pass.
+    # An outsider that never tries, and verdicts that take too little for a pass.
+    Mutant(
+        "access/probe.py",
+        'return os.open(path, access | os.O_NONBLOCK | os.O_CLOEXEC), ""',
+        'return None, "EPERM"',
+        tests="tests/access/test_probe.py::test_a_node_that_is_there_is_opened_and_named",
+    ),
+    Mutant("access/probe.py", '"control": opens_anything()', '"control": True', tests="tests/access/test_probe.py"),
     Mutant(OF_WAYS, "Verdict.NOT_TRIED in chosen or ", "", tests=IN_WAYS),
     Mutant(OF_WAYS, "if not has_gpu(owner) or", "if", tests=IN_WAYS),
     Mutant(OF_WAYS, "outcome.control and ", "", tests=IN_WAYS),
