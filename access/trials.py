@@ -1,0 +1,178 @@
+"""The order of a run: the owner first, then one outsider after the other, then what an owner leaves or hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from access.attached import Attached
+from access.kubernetes import Pods
+from access.probe_answers import Answer, HandOver, Outcome, Unanswered, Unsuited
+from access.way_verdict import Finding, Trial, has_gpu, judge, left_out
+from access.ways import BY_NAME, PLAIN, WAYS, Kind, Place, Way
+from containers.commands import ContainerFailed
+from containers.places import STARTS_WITHIN
+
+OUTSIDERS_WITHIN = 120.0  # seconds until an outsider runs: its image is there already
+Containers = Pods | Attached  # each by its role: "owner", the name of a way, "sharing-owner", and the next owners
+HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back
+
+
+@dataclass
+class Run:
+    """What was found, as far as the run came."""
+
+    owner: Outcome = field(default_factory=lambda: Unanswered("it was not started"))
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    ended_by: BaseException | None = None
+    left_behind: str = ""  # why the clean-up failed
+
+
+def run(place: Place, containers: Containers, chosen: Collection[str], tell: Callable[[Finding | str], None]) -> Run:
+    """Try the chosen ways. Nothing is left of it, however it ends, unless ``left_behind`` says so."""
+    trials = _Trials(place, containers, chosen, tell, Run())
+    done = trials.done
+    try:
+        containers.begin()
+        done.facts = containers.facts()
+        trials.all()
+    except (ContainerFailed, KeyboardInterrupt) as error:
+        done.ended_by = error
+    finally:
+        try:
+            containers.close()
+        except ContainerFailed as error:
+            done.left_behind = error.why
+    tried = {finding.way.name for finding in done.findings}
+    why = "it was interrupted before" if isinstance(done.ended_by, KeyboardInterrupt) else "the run ended before"
+    done.findings += [trials.finding(way, Unanswered(why)) for way in WAYS if way.name not in tried]
+    done.findings.sort(key=lambda finding: WAYS.index(finding.way))
+    return done
+
+
+@dataclass
+class _Trials:
+    place: Place
+    containers: Containers
+    chosen: Collection[str]
+    tell: Callable[[Finding | str], None]
+    done: Run
+    plain_ran: bool = False
+    owner_held: bool = False
+    numbers: str = ""
+    ask: str = ""
+    reached: bool = False  # an outsider has asked the owner, and the owner has answered
+
+    def all(self) -> None:
+        """Each way, in an order in which one GPU is enough."""
+        self.own("owner", STARTS_WITHIN)
+        for way in self.to_try(Kind.OUTSIDER, Kind.IN_POD):
+            if way.name != "init-container":
+                self.note(way, self.outsider(way.name, "owner"))
+        leftover, handed_on, kept_open = (BY_NAME[name] for name in ("leftover", "handed-on", "kept-open"))
+        if leftover in self.to_try(Kind.HAND_OVER):
+            address, owner = self.containers.leave_behind()
+            self.numbers = ",".join(sorted(owner.numbers)) if isinstance(owner, Answer) else self.numbers
+            ask = address if self.reached else ""  # nobody has reached an owner before: silence would say nothing
+            self.note(leftover, self.next_one("leftover", ask, lambda: self.containers.end("owner")))
+        self.containers.end("owner")
+        for way in self.to_try(Kind.IN_POD):
+            if way.name == "init-container":
+                self.note(way, self.outsider(way.name, ""))
+        if handed_on in self.to_try(Kind.HANDED_ON) or kept_open in self.to_try(Kind.HAND_OVER):
+            self.handed_on(handed_on, kept_open)
+
+    def to_try(self, *kinds: Kind) -> Iterator[Way]:
+        """The ways of these kinds that were chosen and exist here; the plain one always."""
+        for way in WAYS:
+            if way.kind in kinds and (way.name in self.chosen or way is PLAIN) and self.place not in way.not_at:
+                yield way
+
+    def own(self, role: str, within: float) -> Answer:
+        """Start an owner; ContainerFailed unless it opens its own GPU by the same probe."""
+        self.tell(f"{role}: a container that is given a GPU")
+        outcome: Outcome = self.containers.start(role) or self.containers.answer(role, within)
+        self.done.owner = outcome
+        if not isinstance(outcome, Answer) or not has_gpu(outcome):
+            why = "it opened no node" if isinstance(outcome, Answer) else getattr(outcome, "why", "")
+            raise ContainerFailed(f"the {role} did not get its GPU: {why}")
+        self.numbers = ",".join(sorted(outcome.numbers))
+        self.ask = self.containers.address(role)
+        return outcome
+
+    def outsider(self, role: str, owner: str) -> Outcome:
+        """One outsider from its start to its end. ``owner``: who must still run after it; empty: its own pod's."""
+        self.tell(f"{role}: {BY_NAME[role].tries}")
+        outcome = self.containers.start(role, self.numbers, self.ask)
+        answer = outcome or self.containers.answer(role, OUTSIDERS_WITHIN)
+        answered = isinstance(answer, Answer) and answer.owner == "holding"
+        in_pod = role in ("second-container", "init-container")  # these wait until the owner answers
+        self.reached = self.reached or (answered and not in_pod)
+        self.owner_held = (self.containers.runs(owner) if owner else True) and (answered or not in_pod)
+        self.containers.end(role)
+        return answer
+
+    def next_one(self, role: str, ask: str, end_it: Callable[[], None]) -> Outcome:
+        """Whether the next container gets the GPU while another process may have it open.
+
+        ``end_it``: ends that process. If nobody was given the GPU before that, somebody must get it afterwards.
+        """
+        self.tell(f"{role}: {BY_NAME[role].tries}")
+        outcome = self.containers.start(role, self.numbers, ask)
+        answer = outcome or self.containers.answer(role, HELD_BACK)
+        given = has_gpu(answer)
+        self.containers.end(role)
+        end_it()
+        later = False
+        if not given:
+            later = has_gpu(self.containers.start(f"{role}-2") or self.containers.answer(f"{role}-2", HELD_BACK))
+            self.containers.end(f"{role}-2")
+        if not isinstance(answer, Answer):
+            return HandOver(given=False, same=False, still_open=None, given_later=later)
+        same = set(self.numbers.split(",")) == answer.numbers
+        still_open = {"holding": True, "silent": False if ask else None, "unasked": None}[answer.owner]
+        return HandOver(given=given, same=same, still_open=still_open, given_later=later)
+
+    def handed_on(self, way: Way, then: Way) -> None:
+        """An owner that takes part; then the same while its node is kept open."""
+        containers = self.containers
+        if refused := containers.start("sharing-owner"):
+            self.note(way, refused)
+            self.note(then, refused)
+            return
+        self.tell(f"{way.name}: {way.tries}")
+        owner = containers.answer("sharing-owner", OUTSIDERS_WITHIN)
+        if not isinstance(owner, Answer) or not has_gpu(owner):
+            why = f"the owner that takes part did not get a GPU: {getattr(owner, 'why', 'it opened no node')}"
+            self.note(way, Unanswered(why))
+            self.note(then, Unanswered(why))
+            return
+        self.numbers = ",".join(sorted(owner.numbers))
+        received = containers.start(way.name) or containers.answer(way.name, OUTSIDERS_WITHIN)
+        self.owner_held = containers.runs("sharing-owner")
+        self.note(way, received)
+        containers.end("sharing-owner")
+        if self.place not in then.not_at and then.name in self.chosen:
+            if isinstance(received, Answer) and received.opened and containers.runs(way.name):
+                ask = f"unix:{containers.own.nonce}-kept"
+                self.note(then, self.next_one(then.name, ask, lambda: containers.end(way.name)))
+            else:
+                self.note(then, received)
+        containers.end(way.name)
+
+    def note(self, way: Way, outcome: Outcome) -> None:
+        """Judge it, and tell."""
+        if way is PLAIN:
+            self.plain_ran = isinstance(outcome, Answer) and outcome.control
+        if way.name in self.chosen or way is PLAIN:
+            self.done.findings.append(self.finding(way, outcome))
+            self.tell(self.done.findings[-1])
+
+    def finding(self, way: Way, outcome: Outcome) -> Finding:
+        """The verdict on a way."""
+        if self.place in way.not_at:
+            outcome = Unsuited(way.not_at[self.place])
+        elif way.name not in self.chosen and way is not PLAIN:
+            return left_out(way, "it was left out")
+        return judge(Trial(way, outcome, self.owner_held, self.plain_ran))
