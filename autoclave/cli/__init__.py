@@ -38,6 +38,7 @@ VERBS = {
     "xid": ("xid", "Explain a driver error code, and what this node does about it."),
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "remnant": ("remnant", "Find out what the next container sees of the last one on a GPU."),
+    "access": ("access", "Find out who can open a GPU that it was not given."),
     "fence": ("fence", "Show or remove what refuses GPUs to others in the kernel, or show whom it would refuse."),
     "cdi": ("cdi", "Write the CDI specification of this node's GPUs, with nvidia-ctk."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),

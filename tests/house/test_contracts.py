@@ -89,8 +89,8 @@ PLANTED = [
     ("plugin/hooks.py", "from plugin import device_plugin", PLUGIN),
     ("autoclave/doctor/finding.py", "from remnant import judge", REMNANT),
     ("access/way_verdict.py", "import time", PURE),
-    ("access/ways.py", "from scrub_api import views", SHARED),
-    ("access/ways.py", "import grpc", SHARED),
+    ("access/trials.py", "from scrub_api import views", SHARED),
+    ("access/trials.py", "import grpc", SHARED),
     ("autoclave/doctor/finding.py", "from access import way_verdict", ACCESS),
     ("containers/output.py", "from scrubber.core import model", SHARED),
     ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package

@@ -224,6 +224,18 @@ PLANTED = [
     Mutant(OF_WAYS, "outcome.given and outcome.same and outcome.still_open is True", "False", tests=IN_WAYS),
     Mutant(OF_WAYS, "lambda trial: not _answer(trial).control", "lambda _: False", tests=IN_WAYS),
     Mutant(OF_WAYS, "lambda trial: not trial.owner_held", "lambda _: False", tests=IN_WAYS),
+    Mutant(
+        "access/trials.py",
+        "self.containers.runs(owner) if owner else True",
+        "True",
+        tests=f"{TRIALS}::test_an_owner_that_ends_early_makes_no_way_pass",
+    ),
+    Mutant(
+        "access/kubernetes.py",
+        " and not _NO_REFUSAL.search(words)",
+        "",
+        tests=f"{TRIALS}::test_a_quota_or_a_silence_is_no_refusal",
+    ),
     Mutant(JUDGE_OF, "if any(look.never_written for look in looks):", "if False:", tests=IN_JUDGE),
     Mutant(JUDGE_OF, "for look in looks)) > 0:", "for look in looks)) > 16:", tests=IN_JUDGE),
     Mutant(JUDGE_OF, "if not all(_controlled(", "if not any(_controlled(", tests=IN_JUDGE),
