@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +19,7 @@ from containers.container import Container
 
 LIVES = 900  # seconds: then Kubernetes ends a pod, and the program in any container ends by itself
 LEFT = 60  # seconds: so long a process is left behind by a job, where nobody can end it from outside
+MADE_WITHIN = 30.0  # seconds until a container says its first line, unless its image has to come first
 ANSWERS_WITHIN = 120.0  # seconds, of a container that runs
 RUNTIME = "runtime"
 _REFUSED = frozenset({125, 126})  # statuses of `docker run` and `podman run`: the container was not created
@@ -65,6 +67,7 @@ class Attached:
     one_network: bool = False
     own: Secrets = field(default_factory=Secrets)
     _running: dict[str, Ear] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)  # these have answered, or will not
 
     def begin(self) -> None:
         """Nothing: each container is made alone."""
@@ -80,6 +83,7 @@ class Attached:
     def answer(self, role: str, within: float) -> Outcome:
         """What its probe says."""
         outcome = answer_of(self._running[role], self.own.nonce, within, self.interruption)
+        self._asked.add(role)
         status = self._running[role].status
         if isinstance(outcome, Unanswered) and status in self.refusals and role not in ("no-request", "image-variable"):
             return Refused(RUNTIME, outcome.why)
@@ -102,8 +106,11 @@ class Attached:
         return self.address("leaving-owner"), outcome
 
     def end(self, role: str) -> None:
-        """Remove it."""
+        """Remove it, but not while it is being made: podman, killed at that moment, leaves a process behind."""
         if role in self._running:
+            if role not in self._asked:
+                with suppress(ContainerFailed):
+                    self._running[role].hear(MADE_WITHIN)
             self._running[role].clear_away()
             del self._running[role]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 
 import pytest
 
 from access import kubernetes, trials
-from access.attached import Secrets, docker, slurm
+from access.attached import Attached, Secrets, docker, slurm
 from access.interruption import SIGNALS, Interruption
 from access.kubernetes import Cluster, Pods
 from access.manifest_files import PROBE
@@ -202,6 +203,17 @@ def test_an_owner_that_ends_early_makes_no_way_pass(node):
     made.own = Secrets(nonce="0" * 8)
     _, found = run(node, Place.PODMAN, {"privileged"}, made)
     assert (found["no-request"], found["privileged"]) == (Verdict.NOT_TRIED, Verdict.NOT_TRIED)
+
+
+def test_no_container_is_removed_while_it_is_made(tmp_path):
+    """A command that makes one, and is killed meanwhile, may leave a process behind."""
+    made = f"read line <{tmp_path}/go; touch {tmp_path}/made; echo answer"
+    os.mkfifo(tmp_path / "go")
+    place = Attached(lambda *_: ["sh", "-c", made], lambda _: ["rm", str(tmp_path / "made")], Interruption(), NODES, [])
+    place.start("owner")
+    threading.Thread(target=(tmp_path / "go").write_text, args=("x\n",), daemon=True).start()
+    place.close()  # fails if there is nothing to remove
+    assert not (tmp_path / "made").exists()
 
 
 OWN = ["own", "--nonce=00000000", f"--secret={'0' * 32}", f"--nodes={NODES}"]
