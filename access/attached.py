@@ -11,7 +11,7 @@ from functools import partial
 
 from access.interruption import Interruption
 from access.manifest_files import PROBE
-from access.probe_answers import Answer, NoAnswer, Outcome, Refused, Unanswered, parse
+from access.probe_answers import Answer, NoAnswer, Outcome, Unanswered, parse
 from access.ways import Place
 from containers import places
 from containers.commands import ContainerFailed, asked
@@ -21,8 +21,6 @@ LIVES = 900  # seconds: then Kubernetes ends a pod, and the program in any conta
 LEFT = 60  # seconds: so long a process is left behind by a job, where nobody can end it from outside
 MADE_WITHIN = 30.0  # seconds until a container says its first line, unless its image has to come first
 ANSWERS_WITHIN = 120.0  # seconds, of a container that runs
-RUNTIME = "runtime"
-_REFUSED = frozenset({125, 126})  # statuses of `docker run` and `podman run`: the container was not created
 _AT_ONCE = 0.2  # seconds until a signal is heard while a container says nothing
 _VARIABLE = ["--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
 
@@ -63,7 +61,6 @@ class Attached:
     interruption: Interruption
     nodes: str
     version: list[str]  # a command that says the version of the place
-    refusals: frozenset[int] = _REFUSED
     one_network: bool = False
     own: Secrets = field(default_factory=Secrets)
     _running: dict[str, Ear] = field(default_factory=dict)
@@ -72,21 +69,17 @@ class Attached:
     def begin(self) -> None:
         """Nothing: each container is made alone."""
 
-    def start(self, role: str, numbers: str = "", ask: str = "") -> Refused | Unanswered | None:
+    def start(self, role: str, numbers: str = "", ask: str = "") -> None:
         """Start a container."""
         self.interruption.check()
         name = f"autoclave-access-{self.own.nonce}-{role}"
         probe = arguments(role, self.own, self.nodes, numbers, ask)
         self._running[role] = Ear(self.command(role, name, probe), self.remove(name))
-        return None
 
     def answer(self, role: str, within: float) -> Outcome:
         """What its probe says."""
         outcome = answer_of(self._running[role], self.own.nonce, within, self.interruption)
         self._asked.add(role)
-        status = self._running[role].status
-        if isinstance(outcome, Unanswered) and status in self.refusals and role not in ("no-request", "image-variable"):
-            return Refused(RUNTIME, outcome.why)
         return outcome
 
     def runs(self, role: str) -> bool:
@@ -192,4 +185,4 @@ def slurm(node: str, count: int, nodes: str, interruption: Interruption) -> Atta
     def remove(name: str) -> list[str]:
         return ["scancel", f"--name={name}"]
 
-    return Attached(command, remove, interruption, nodes, ["srun", "--version"], frozenset(), one_network=True)
+    return Attached(command, remove, interruption, nodes, ["srun", "--version"], one_network=True)

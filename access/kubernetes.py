@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from access import manifest_files
-from access.attached import ANSWERS_WITHIN, LIVES, RUNTIME, Ear, Secrets, answer_of
+from access.attached import ANSWERS_WITHIN, LIVES, Ear, Secrets, answer_of
 from access.interruption import Interruption
-from access.probe_answers import Outcome, Refused, Unanswered
+from access.probe_answers import Outcome, Refused, Unanswered, Unsuited
 from containers import places
 from containers.commands import ContainerFailed, asked, expect_rights, run
 from ground.errors import plain
@@ -30,8 +30,11 @@ _ADMISSION = re.compile(r"\(Forbidden\)|admission webhook|ValidatingAdmissionPol
 _NO_REFUSAL = re.compile(r"\bquota\b|service ?account", re.IGNORECASE)
 _NOT_YET = re.compile(r"status unknown for quota|service ?account .*not found", re.IGNORECASE)
 _SETTLED_WITHIN = 30.0  # seconds until a new namespace has its quota counted, and an account
-_BY_RUNTIME = frozenset({"CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"})
-_HOPELESS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"})
+_HOPELESS = frozenset({
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError",
+    "RunContainerError", "StartError", "ContainerCannotRun",
+})  # fmt: skip
+_NO_CDI = "unresolvable CDI devices"  # in the words of the runtimes' library
 _CONTAINERS = {"init-container": ("init-container", "outsider"), "sharing-owner": ("sharing-owner", "owner")}
 _IN_OWNER = ("second-container", "ephemeral-container")
 
@@ -234,7 +237,7 @@ class Pods:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _state(self, role: str) -> str | Refused | Unanswered:
+    def _state(self, role: str) -> str | Unanswered | Unsuited:
         """What it waits for, or "running", or "terminated"; or else why it never runs."""
         status = self._pod(role).get("status", {})
         kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
@@ -243,10 +246,8 @@ class Pods:
         word = next(iter(state), "waiting")
         about = state.get(word, {})
         why = plain(": ".join(filter(None, (about.get("reason", ""), about.get("message", "")))))
-        if about.get("reason") in _BY_RUNTIME:
-            return Refused(RUNTIME, why)
         if about.get("reason") in _HOPELESS:
-            return Unanswered(why)
+            return Unsuited(f"the runtime has no such CDI device: {why}") if _NO_CDI in why else Unanswered(why)
         if word in ("running", "terminated"):
             return word
         whole = plain(": ".join(filter(None, (status.get("reason", ""), status.get("message", "")))))
@@ -265,4 +266,4 @@ _ALONE = (
 def _refusal(words: str) -> Refused | Unanswered:
     """Why the API server has not created a pod. A quota says nothing about a way."""
     why = plain(re.sub(r"^Error from server( \(\w+\))?: ", "", words.strip())) or "kubectl gave no reason"
-    return Refused("admission", why) if _ADMISSION.search(words) and not _NO_REFUSAL.search(words) else Unanswered(why)
+    return Refused(why) if _ADMISSION.search(words) and not _NO_REFUSAL.search(words) else Unanswered(why)

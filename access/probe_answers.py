@@ -49,9 +49,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The container was refused: by "admission" or by the "runtime"."""
+    """The container was refused at admission."""
 
-    by: str
     why: str
 
 

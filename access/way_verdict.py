@@ -123,8 +123,7 @@ def _if(words: str, applies: Callable[[Trial], bool]) -> Callable[[Trial], str]:
 
 
 def _refused(trial: Trial) -> str:
-    outcome, by = trial.outcome, {"admission": "at admission", "runtime": "by the runtime"}
-    return f"refused {by[outcome.by]}: {outcome.why}" if isinstance(outcome, Refused) else ""
+    return f"refused at admission: {trial.outcome.why}" if isinstance(trial.outcome, Refused) else ""
 
 
 def _answer(trial: Trial) -> Answer:
@@ -156,7 +155,7 @@ RULES = (
     Rule(Verdict.NOT_TRIED, "It was refused, and no container without rights ran in this run: that says nothing.",
          _if("it was refused, and so was a container without any right",
              lambda trial: isinstance(trial.outcome, Refused) and not trial.plain_ran)),
-    Rule(Verdict.PASS, "The container was refused, at admission or by the runtime.", _refused),
+    Rule(Verdict.PASS, "The container was refused at admission.", _refused),
     Rule(Verdict.NOT_TRIED, "The probe could not open /dev/null: it could have opened nothing.",
          _if("the probe could not even open /dev/null", lambda trial: not _answer(trial).control)),
     Rule(Verdict.NOT_TRIED, "The probe looked nowhere.",

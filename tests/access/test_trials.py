@@ -123,21 +123,21 @@ def test_a_cluster_that_refuses_a_plain_pod_gives_no_answer(node):
 
 
 @pytest.mark.parametrize(
-    ("reason", "verdict"),
+    ("reason", "words", "verdict"),
     [
-        ("RunContainerError", Verdict.PASS),
-        ("CreateContainerError", Verdict.PASS),
-        ("ImagePullBackOff", Verdict.NOT_TRIED),
-        ("CreateContainerConfigError", Verdict.NOT_TRIED),
-        ("ContainerCreating", Verdict.NOT_TRIED),
+        ("RunContainerError", "as the runtime says", Verdict.NOT_TRIED),
+        ("CreateContainerError", "as the runtime says", Verdict.NOT_TRIED),
+        ("CreateContainerError", "unresolvable CDI devices nvidia.com/gpu=all", Verdict.NOT_APPLICABLE),
+        ("ImagePullBackOff", "as the runtime says", Verdict.NOT_TRIED),
+        ("ContainerCreating", "as the runtime says", Verdict.NOT_TRIED),
     ],
 )
-def test_only_a_refusal_of_the_runtime_is_one(node, monkeypatch, reason, verdict):
+def test_an_error_of_the_runtime_is_no_pass(node, monkeypatch, reason, words, verdict):
     monkeypatch.setattr(trials, "OUTSIDERS_WITHIN", 3.0)  # of a pod that never starts; the others answer
-    node.waiting = {"variable": (reason, "as the runtime says")}
+    node.waiting = {"variable": (reason, words)}
     done, found = run(node, chosen={"variable"})
     [why] = [finding.why for finding in done.findings if finding.way.name == "variable"]
-    assert (found["variable"], f"{reason}: as the runtime says" in why) == (verdict, True), why
+    assert (found["variable"], f"{reason}: {words}" in why) == (verdict, True), why
 
 
 @pytest.mark.parametrize(

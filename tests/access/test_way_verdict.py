@@ -32,7 +32,7 @@ def trial(outcome, way="no-request", *, owner_held=True, plain_ran=True) -> Tria
     return Trial(BY_NAME[way], outcome, owner_held, plain_ran)
 
 
-REFUSED = Refused("admission", "violates PodSecurity")
+REFUSED = Refused("violates PodSecurity")
 TABLE = [
     ("opened nothing", trial(answer()), PASS, "it saw no node"),
     (
@@ -51,7 +51,6 @@ TABLE = [
     ("no answer", trial(Unanswered("it did not start")), NOT_TRIED, "it did not start"),
     ("no such way", trial(Unsuited("there are no pods")), NOT_APPLICABLE, "there are no pods"),
     ("refused", trial(REFUSED, "privileged"), PASS, "refused at admission: violates PodSecurity"),
-    ("refused by the runtime", trial(Refused("runtime", "no such device"), "privileged"), PASS, "by the runtime"),
     ("all are refused", trial(REFUSED, "privileged", plain_ran=False), NOT_TRIED, "so was a container"),
     ("no variable", trial(answer(), "image-variable"), NOT_TRIED, "NVIDIA_VISIBLE_DEVICES is not 'all'"),
     ("a variable", trial(answer(variable="all"), "image-variable"), PASS, "it saw no node"),
