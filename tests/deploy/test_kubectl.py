@@ -407,6 +407,7 @@ PLAN = """\
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
 # ASKED and REFUSED count open attempts: each opening of a GPU is two or three of them.
 # Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
+# Nobody else gets a GPU that an exempt program keeps open, unless it is of NVIDIA or in evict.bystanders of the policy.
 # Then give this file to helm upgrade: -f FILE. It replaces your values of these two names: add what they have already.
 policy:
   operatorNamespaces: [  # pods of all others are refused, by `hold` too; no tenant may create pods in these

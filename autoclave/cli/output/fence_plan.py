@@ -59,6 +59,17 @@ def planned(devices: Iterable[views.DeviceStatus], path_of: Callable[[views.Open
     return sorted(rows, key=lambda row: (-row.asked, row.kind, row.name, row.program))
 
 
+def exempt_users(rows: Iterable[Planned]) -> list[str]:
+    """What an exemption does not do for a program. A bystander that is exempt has no row."""
+    return [
+        f"{row.program} ({row.kind} {row.name}) is exempt, but did not count as a bystander: each opening ends the "
+        f"proof of a clean GPU, and nobody else gets a GPU while the program keeps it open; add {_entry(row)} to "
+        "evict.bystanders"
+        for row in rows
+        if row.hold == EXEMPT
+    ]
+
+
 def gaps(status: views.Status, now: float) -> list[str]:
     """Why somebody may be missing in the plan."""
     if not status.devices:
@@ -72,6 +83,12 @@ def gaps(status: views.Status, now: float) -> list[str]:
     if unguarded < len(status.devices) and now - status.service.started < SHORT:
         found.append("the service counts for less than a day: whoever comes once a day may be missing")
     return found
+
+
+def _entry(row: Planned) -> str:
+    """The program as ``evict.bystanders`` names it."""
+    namespaces = {"namespace": f"{row.name}:", "pod": "NAMESPACE:"}
+    return namespaces.get(row.kind, "") + (row.path or "PATH")
 
 
 def _who(opener: views.OpenerView) -> tuple[str, str]:

@@ -106,8 +106,8 @@ def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     else:
         headers = () if no_headers else fence_plan.HEADERS
         document.show_table(headers, [row.cells for row in rows], output)
-    for gap in gaps:
-        human.warn(gap)
+    for sentence in (*gaps, *fence_plan.exempt_users(rows)):
+        human.warn(sentence)
     return DONE if any(device.fence for device in status.devices) else NOT_CLEAN
 
 

@@ -224,8 +224,9 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     if opener.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
         entry = f"{opener.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if opener.in_pod else "PATH"
-        remedy = f"each use of a clean GPU costs a scrub; to save it, add {entry} of its program to evict.bystanders "
-        remedy += f"of a policy of your own: `readlink /proc/{opener.pid}/exe` on the node shows PATH while it runs"
+        remedy = "each use of a clean GPU costs a scrub, and nobody else gets a GPU while this program keeps it open: "
+        remedy += f"add {entry} of its program to evict.bystanders of a policy of your own; "
+        remedy += f"`readlink /proc/{opener.pid}/exe` on the node shows PATH while it runs"
         return warning(text, remedy)
     namespace = opener.pod.partition("/")[0]
     mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE

@@ -88,6 +88,30 @@ def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    ("opener", "who", "entry"),
+    [
+        (OPENER, "unit telegraf.service", "/usr/bin/nvtop"),
+        (replace(OPENER, place="ab", pod="site/a"), "namespace site", "site:/usr/bin/nvtop"),
+        (replace(OPENER, place="ab"), "pod ab", "NAMESPACE:/usr/bin/nvtop"),
+        (replace(OPENER, pid=0), "unit telegraf.service", "PATH"),
+    ],
+    ids=["of the host", "of a pod", "of a pod without a name", "it has ended"],
+)
+def test_the_plan_says_that_an_exemption_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, opener: views.OpenerView, who: str, entry: str
+) -> None:
+    """A monitor that keeps GPUs open takes all of them out of service, unless it is a bystander."""
+    status = views.Status((asked(replace(opener, exempt=True), replace(OPENER, command="sh")),), SERVICE)
+    monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
+    monkeypatch.setattr("autoclave.cli.verbs.fence._path", lambda opener: "/usr/bin/nvtop" if opener.pid else "")
+    monkeypatch.setattr("time.time", lambda: NOW + DAYS)
+    assert CliRunner().invoke(verb, ["plan"]).stderr == (
+        f"autoclave: nvtop ({who}) is exempt, but did not count as a bystander: each opening ends the proof of a clean "
+        f"GPU, and nobody else gets a GPU while the program keeps it open; add {entry} to evict.bystanders\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("fences", "lacks", "up", "said", "code"),
     [
         (("watch", "watch"), "", DAYS, "", 0),
