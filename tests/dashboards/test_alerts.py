@@ -69,11 +69,35 @@ def test_an_alert_has_its_command_also_for_kubectl(alert):
     node = "{{ $labels.node }}" if "node" in rulefiles.given(promql.parse(alert["expr"])) else "NODE"
     (command,) = COMMAND.findall(notes["description"])
     assert f"`kubectl autoclave {node} {command}`" in notes["description"]
+    if alert["alert"] == "AutoclaveScrubberUnheard":  # the pod of the scrub service may have ended
+        return
     assert notes["kubectl"] == (
         f"kubectl -n autoclave exec $(kubectl -n autoclave get pods -l {SCRUBBER} "
         f"--field-selector spec.nodeName={node},status.phase=Running -o name | tail -1) "
         f"-c scrubber -- autoclave {command}"
     )
+
+
+def test_a_scrubber_that_does_not_run_is_asked_elsewhere():
+    """Where it crashes again and again, or has no pod, nothing can be run in its container."""
+    [notes] = [alert["annotations"] for alert in ALERTS if alert["alert"] == "AutoclaveScrubberUnheard"]
+    on_node = "--field-selector spec.nodeName={{ $labels.node }}"
+    log, _, doctor = notes["kubectl"].partition("; ")
+    assert log == (
+        f"kubectl -n autoclave logs $(kubectl -n autoclave get pods -l {SCRUBBER} {on_node} -o name | tail -1) "
+        "-c scrubber --previous"
+    )
+    assert doctor == (
+        "kubectl -n autoclave exec $(kubectl -n autoclave get pods -l "
+        f"'app.kubernetes.io/name=autoclave,app.kubernetes.io/component in (plugin,dra)' {on_node},"
+        "status.phase=Running -o name | tail -1) -- autoclave doctor --run-dir /run/autoclave/doors --only service"
+    )
+
+
+def test_an_opened_gpu_is_asked_whether_a_tenant_had_it():
+    [notes] = [alert["annotations"] for alert in ALERTS if alert["alert"] == "AutoclaveGpuOpened"]
+    assert COMMAND.findall(notes["description"]) == ["history {{ $labels.gpu }} --since 2h --warnings"]
+    assert '"while somebody else had it"' in notes["description"]
 
 
 @pytest.mark.parametrize("name", PAGES)
