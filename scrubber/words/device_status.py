@@ -341,7 +341,7 @@ def after_use(places: Mapping[str, str], gpu: str) -> Iterator[str]:
     if places.keys() - contained:
         yield f"if it was a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
         yield "if it was a daemon that may open GPUs: add its unit to fence.exempt.units"
-        yield "to save the scrub that each of its uses costs: add the path of its program to evict.bystanders"
+        yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
         yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
     yield "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
 
@@ -351,7 +351,7 @@ def _if_monitor(pod: str | None) -> Iterator[str]:
     if pod is not None:
         namespace = pod.partition("/")[0]
         yield f"if it is a monitor, and tenants cannot create pods there: add {namespace} to evict.operator_namespaces"
-        yield f"if that monitor is not NVIDIA's, each use still costs a scrub: add {namespace}:PATH to evict.bystanders"
+        yield f"unless that monitor is NVIDIA's, also add {namespace}:PATH to evict.bystanders, or it keeps the GPU out"
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:

@@ -201,7 +201,7 @@ HOST = Holder(8, 1.0, "loop", None)
          (f'"train" (pid 7, team/a-0) {KEEPS}',
           'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`',
           "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
-          "if that monitor is not NVIDIA's, each use still costs a scrub: add team:PATH to evict.bystanders")),
+          "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a process that runs", HOST, {HOST: "ann"}, {},
          (f'"loop" (pid 8, user ann, no container) {KEEPS}',
           'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
@@ -225,7 +225,7 @@ HOLD = "`fence: {mode: hold}` in the policy keeps pods off; if the policy has it
 OF_NODE = (
     "if it was a person: they acquire the GPU first, with `autoclave acquire 3 --owner NAME`",
     "if it was a daemon that may open GPUs: add its unit to fence.exempt.units",
-    "to save the scrub that each of its uses costs: add the path of its program to evict.bystanders",
+    "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders",
     "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy",
 )
 
@@ -235,7 +235,7 @@ OF_NODE = (
     lives.rows(
         ("a pod", {"uid-1": "team/a"}, "pod team/a (uid-1)",
          (HOLD, "if it is a monitor, and no tenant may create pods there: add team to evict.operator_namespaces",
-          "if that monitor is not NVIDIA's, each use still costs a scrub: add team:PATH to evict.bystanders")),
+          "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a pod without a name", {"uid-1": ""}, "pod uid-1", (HOLD,)),
         ("a unit", {"/system.slice/x.service": ""}, "/system.slice/x.service", OF_NODE),
         ("a process", {"no container": ""}, "a process in no container", OF_NODE),
