@@ -234,7 +234,7 @@ OF_NODE = (
     ("places", "who", "advice"),
     lives.rows(
         ("a pod", {"uid-1": "team/a"}, "pod team/a (uid-1)",
-         (HOLD, "if it is a monitor, and no tenant may create pods there: add team to evict.operator_namespaces",
+         (HOLD, "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
           "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a pod without a name", {"uid-1": ""}, "pod uid-1", (HOLD,)),
         ("a unit", {"/system.slice/x.service": ""}, "/system.slice/x.service", OF_NODE),
