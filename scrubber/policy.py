@@ -51,7 +51,7 @@ class ActivePolicy:
             policies, self._text = self._load()
         except DocumentError as error:
             policies = self._last_good(error)
-        self._loaded = (policies, _digest(policies), {})
+        self._loaded = (policies, digest_of(policies), {})
 
     @property
     def name(self) -> str:
@@ -185,7 +185,7 @@ class ActivePolicy:
             return False
         self.fault, self.unread, self._last = "", False, ""
         changed = policies != self._loaded[0]
-        self._loaded, self._text = (policies, _digest(policies), {}), text
+        self._loaded, self._text = (policies, digest_of(policies), {}), text
         return changed
 
     def device_policy(self, device: DeviceInfo) -> DevicePolicy:
@@ -201,5 +201,6 @@ class ActivePolicy:
         return device_policy
 
 
-def _digest(policies: PolicySet) -> str:
+def digest_of(policies: PolicySet) -> str:
+    """The digest of a whole policy, which the ledger notes."""
     return hashlib.sha256(policies.model_dump_json().encode()).hexdigest()[:16]

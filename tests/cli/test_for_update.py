@@ -111,16 +111,50 @@ def test_no_owner_and_no_proof_outlives_a_boot(state, examine, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "policy", "says"),
     [
-        (3, "strict", "refuses from this update on"),
-        (4, "strict", None),
-        (3, "default", "holds pods from this update on"),
-        (6, "default", "holds pods from this update on"),
+        (3, "strict", "refuses from this update on .* Before, under the policy default, nobody was kept off$"),
+        (6, "strict", "refuses from this update on .* Before, under the policy default, nobody was kept off$"),
+        (8, "strict", "refuses from this update on .* Before, under the policy default, pods were held$"),
+        (3, "default", "holds pods from this update on .*nobody was kept off$"),
+        (6, "default", "holds pods from this update on .*nobody was kept off$"),
+        (8, "default", None),
         (6, "observe", None),
+        (8, "observe", "only watches from this update on.*under the policy default, pods were held$"),
     ],
 )
 def test_who_is_kept_off_from_now_on_is_said(state, examine, number, policy, says):
     _, found = examine(state(number), "--policy", policy)
-    assert [says in text for text in texts(found, "fence", "warning")] == ([True] if says else [])
+    assert [bool(re.search(says, text)) for text in texts(found, "fence", "warning")] == ([True] if says else [])
+    assert len(texts(found, "fence")) == 1
+
+
+REFUSES, UNREADABLE = (
+    "name: mine\ndefaults: {fence: {mode: refuse}}\n",
+    "name: mine\ndefaults: {fence: {mode: rfuse}}\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "last", "values", "says"),
+    [
+        (6, None, "policy: {shipped: strict}", "strict refuses from this update on .*default, nobody was kept off$"),
+        (8, None, "policy: {fence: watch}", "only watches .*, pods were held, unless policy.fence=watch was in force"),
+        (8, None, "policy: {fence: 'off'}", "no fence from this update on.* nobody counts that. .*, pods were held"),
+        (8, REFUSES, "policy: {fence: hold}", "holds pods .*policy mine, pods and programs of the host were refused"),
+        (8, None, f"policy: {{inline: {json.dumps(REFUSES)}}}", "mine refuses .*policy default, pods were held$"),
+        (8, REFUSES, "policy: {shipped: strict}", None),
+        (4, REFUSES, "policy: {shipped: strict}", None),
+        (3, REFUSES, "policy: {shipped: strict}", "refuses from this update on .*nobody was kept off$"),
+        (8, UNREADABLE, "policy: {shipped: fast}", "^it is not known whom the fence kept off a GPU before the update"),
+        (3, UNREADABLE, "policy: {shipped: fast}", "holds pods from this update on .*nobody was kept off$"),
+    ],
+)  # fmt: skip
+def test_the_next_fence_is_compared_with_the_last_one(state, examine, tmp_path, number, last, values, says):
+    place = state(number)
+    if last is not None:
+        paths.last_policy(place).write_text(last)
+    (tmp_path / "values.yaml").write_text(values)
+    _, found = examine(place, "--values", tmp_path / "values.yaml")
+    assert [bool(re.search(says, text)) for text in texts(found, "fence", "warning")] == ([True] if says else [])
     assert len(texts(found, "fence")) == 1
 
 
@@ -194,13 +228,15 @@ UNITS = "name: mine\ndefaults: {fence: {mode: refuse, exempt: {units: [telegraf.
         (6, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs", "replaced")),
         (3, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs",)),
         (7, UNITS, "{}", ()),
-        (6, UNITS, 'policy: {fence: "off"}', ()),
+        (3, UNITS, 'policy: {fence: "off"}', ()),
     ],
 )
 def test_units_that_become_exempt_and_counted_are_said(state, examine, tmp_path, number, policy, values, says):
-    (tmp_path / "p.yaml").write_text(policy)
+    place = state(number)
+    for file in (paths.last_policy(place), tmp_path / "p.yaml"):
+        file.write_text(policy)
     (tmp_path / "values.yaml").write_text(values)
-    _, found = examine(state(number), "--policy", tmp_path / "p.yaml", "--values", tmp_path / "values.yaml")
+    _, found = examine(place, "--policy", tmp_path / "p.yaml", "--values", tmp_path / "values.yaml")
     warned = texts(found, "fence", "warning")
     assert [all(part in text for part in says) for text in warned] == ([True] if says else [])
     assert bool(texts(found, "fence", "ok")) is not bool(says)
@@ -217,6 +253,44 @@ def test_a_policy_that_lies_elsewhere_leaves_the_last_one(state, examine, tmp_pa
     assert "this version takes the policy of-the-node" in taken
     _, found = examine(place, "--values", tmp_path / "values.yaml", "--policy", "fast")
     assert texts(found, "policy") == ["this version takes the policy fast"]
+
+
+def test_a_policy_that_nobody_ships_is_not_read_and_refused(state, examine, tmp_path):
+    (tmp_path / "values.yaml").write_text("policy: {shipped: strikt, fence: wtch}\n")
+    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    refused = "the chart refuses the value policy.{}: {} does not exist (did you mean {}?)".format
+    wrong = [refused("shipped", "strikt", "strict"), refused("fence", "wtch", "watch")]
+    assert (code, texts(found, "values")) == (1, wrong)
+    assert "policy.shipped of the values was not read" in texts(found, "policy", "warning")[0]
+
+
+NOT_KEPT = "its service does not start, and has kept no other policy: "
+KEEPS = "its service keeps the last policy, mine"
+INLINE = f"policy: {{inline: {json.dumps(UNREADABLE)}}}"
+
+
+@pytest.mark.parametrize(
+    ("kept", "values", "says"),
+    [
+        (None, INLINE, NOT_KEPT),
+        (REFUSES, INLINE, NOT_KEPT),  # nobody knows of which file
+        (f"# /etc/p.yaml\n{UNREADABLE}", "{}", NOT_KEPT),
+        (f"# /etc/p.yaml\n{UNREADABLE}", INLINE, "does not start, because it also refuses the last policy, /"),
+        (f"# /etc/p.yaml\n{REFUSES}", INLINE, "because its last policy is of another file, /etc/p.yaml: "),
+        (f"# /etc/autoclave/policy/policy.yaml\n{REFUSES}", INLINE, f"{KEEPS}: "),
+        (f"# /etc/p.yaml\n{REFUSES}", None, f"{KEEPS}, if its policy file is still /etc/p.yaml; it does not start"),
+    ],
+)
+def test_a_refused_policy_says_what_the_service_does(state, examine, tmp_path, kept, values, says):
+    place = state(NEWEST)
+    if kept is not None:
+        paths.last_policy(place).write_text(kept)
+    (tmp_path / "p.yaml").write_text(UNREADABLE)
+    (tmp_path / "values.yaml").write_text(values or "{}")
+    flags = ("--policy", tmp_path / "p.yaml") if values is None else ("--values", tmp_path / "values.yaml")
+    code, found = examine(place, *flags)
+    [text] = texts(found, "policy", "broken")
+    assert (code, says in text) == (1, True)
 
 
 def test_a_state_directory_of_others_is_broken(state, examine):

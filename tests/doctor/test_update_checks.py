@@ -1,5 +1,6 @@
 """What ``--for-update`` says of GPUs that no committed state has: with a fence, and with pods."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,10 +10,15 @@ from autoclave.doctor.facts import update_facts
 from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings import update_checks
 from ground import boot
-from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Quarantine, ScrubPath, State
+from policies import load
+from policies.policy_model import FenceMode
+from scrubber.core.events import NODE, LedgerEntry, PolicyInForce
+from scrubber.core.model import Ailment, AilmentKind, Grant, Moment, Owner, Quarantine, ScrubPath, State
 from scrubber.core.record import Record
 from scrubber.core.use_counter import UseCounter
-from scrubber.ledger import reading
+from scrubber.ledger import opening, reading
+from scrubber.ledger.reading import LedgerFile
+from scrubber.policy import digest_of
 from tests import older_states
 
 NEWEST = older_states.OF_ONE_STORY[-1]
@@ -103,3 +109,45 @@ def test_a_test_that_comes_with_the_update_is_said(findings, change, level, says
 def test_each_owner_is_named_as_well_as_it_is_known(findings, change, owner):
     [found] = findings("owner", change)
     assert f" stays with {owner.rstrip(',')} if the run directory stays," in found.text
+
+
+@pytest.fixture
+def in_force(tmp_path):
+    """A ledger whose newest row about a policy is this one."""
+
+    def written(name: str, digest: str) -> LedgerFile:
+        at, path = Moment(1.0, 1.0), tmp_path / "ledger.db"
+        store, _ = opening.open_or_set_aside(path, at)
+        store.append([LedgerEntry(0, NODE, at, "", PolicyInForce(name, digest))])
+        store.close()
+        return reading.read(path)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "says"),
+    [
+        (FenceMode.WATCH, None, "does not change whom the policy default keeps off"),
+        (FenceMode.WATCH, "policy: {fence: watch}", "does not change whom the policy default keeps off"),
+        (FenceMode.WATCH, "{}", "holds pods from this update on .*Before, under the policy default, nobody was kept"),
+        (FenceMode.HOLD, "policy: {fence: watch}", "only watches .*default, pods were held$"),
+        (FenceMode.REFUSE, "{}", "holds pods .*default, pods and programs of the host were refused$"),
+    ],
+)
+def test_the_digest_tells_the_fence_of_the_last_service(in_force, tmp_path, mode, values, says):
+    file = tmp_path / "values.yaml"
+    file.write_text(values or "")
+    ledger = in_force("default", digest_of(load.load("default").fenced(mode)))
+    update = update_facts.gather(ledger, None, None, file if values else None, {})
+    [found] = [it for it in update_checks.judge(update) if it.name == "fence"]
+    assert re.search(says, found.text)
+
+
+def test_a_last_policy_that_is_nowhere_is_not_guessed(in_force):
+    update = update_facts.gather(in_force("mine", "0123"), None, None, None, {})
+    [found] = [it for it in update_checks.judge(update) if it.name == "policy"]
+    assert (found.level, "the last policy of the node, mine, is not in its state" in found.text) == (
+        Level.WARNING,
+        True,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -25,20 +25,30 @@ from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.ledger_rows import KINDS
 from scrubber.ledger.reading import LedgerFile
+from scrubber.policy import digest_of
 
 Values = Mapping[str, Any]
 ELSEWHERE = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that the file does not have
+IN_PODS = "/etc/autoclave/policy"  # where the chart mounts the policy
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyToCome:
-    """The policy that this version would have in force, or why it refuses it."""
+class ReadPolicy:
+    """A policy as this version reads it."""
 
-    source: str  # a file, a value of the chart, or the name of a shipped policy
-    policies: PolicySet | None
+    source: str  # a file, a value of the chart, or a name
+    policies: PolicySet | None  # None: it has faults, or was not found
     faults: tuple[DocumentFault, ...] = ()
     outdated: tuple[load.OutdatedField, ...] = ()
-    elsewhere: tuple[str, ...] = ()  # the values with the policy of the node, which was not read
+    place: str = ""  # the path of the file for the service, if that is known
+
+
+@dataclass(frozen=True, slots=True)
+class LastPolicy(ReadPolicy):
+    """The policy that was last in force on the node, with this version's meaning of each field."""
+
+    kept_of: str = ""  # the policy file of the service, of which this one was kept; empty if none was
+    with_fence: bool = False  # whether it has the fence of the last service, which a flag may have chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,9 @@ class Update:
     """All that is known before an update."""
 
     ledger: LedgerFile
-    policy: PolicyToCome
+    policy: ReadPolicy  # which comes into force
+    unread: tuple[str, ...]  # the values with the policy of the node, which was not read
+    last: LastPolicy
     values: Values  # of the chart; empty if no file was named
     flags: Mapping[str, Collection[str]]  # those that programs of this version take, by the value that adds some
     boot_id: str  # of the machine on which the doctor runs
@@ -67,8 +79,11 @@ def gather(
     named: then it is that of the values, or the last one of the node.
     """
     given = read_values(values) if values is not None else {}
-    to_come = _policy(ledger, policy, given, str(values))
-    return Update(ledger, to_come, given, flags, boot.boot_id(), boot.uptime(), _fault(state))
+    unread, written = _unread(policy, given), _last(ledger)
+    last = _with_fence(written, ledger)
+    kept = last if values is None else written  # the values say which fence replaces that of the policy, if any
+    next_one = _fenced(_next(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
+    return Update(ledger, next_one, unread, last, given, flags, boot.boot_id(), boot.uptime(), _fault(state))
 
 
 def _fault(state: Path | None) -> str | None:
@@ -118,29 +133,34 @@ def value_of(values: Values, name: str) -> Any:  # noqa: ANN401 - of any type
     return found
 
 
-def _policy(ledger: LedgerFile, named: str | None, values: Values, file: str) -> PolicyToCome:
-    """The policy that was named, else that of the values, else the one that the node has in force."""
-    elsewhere = tuple(name for name in ELSEWHERE if named is None and value_of(values, name))
-    inline, shipped = value_of(values, "policy.inline"), value_of(values, "policy.shipped")
-    kept = paths.last_policy(ledger.path.parent)
+def _unread(named: str | None, values: Values) -> tuple[str, ...]:
+    """The values that choose a policy which is not in the file, or none that exists."""
     if named is not None:
-        found = _from_bytes(load.read(named), named) if named not in load.shipped() else _shipped(named)
-    elif not elsewhere and isinstance(inline, str) and inline:
-        found = _from_bytes(inline.encode(), f"{file}, policy.inline")
-    elif not elsewhere and shipped in load.shipped():
-        found = _shipped(shipped)
-    elif kept.exists():
-        found = _from_bytes(load.read(str(kept)), str(kept))
-    else:
-        found = _shipped(_last_name(ledger))
-    return replace(_fenced(found, value_of(values, "policy.fence")), elsewhere=elsewhere)
+        return ()
+    elsewhere = tuple(name for name in ELSEWHERE if value_of(values, name))
+    shipped = value_of(values, "policy.shipped")
+    unknown = shipped is not None and shipped not in load.shipped() and not value_of(values, "policy.inline")
+    return (*elsewhere, "policy.shipped") if unknown else elsewhere
 
 
-def _from_bytes(text: bytes, source: str) -> PolicyToCome:
+def _next(named: str | None, values: Values, file: str, unread: tuple[str, ...]) -> ReadPolicy | None:
+    """The policy that was named, else that of the values; None if the node keeps the last one."""
+    inline, shipped = value_of(values, "policy.inline"), value_of(values, "policy.shipped")
+    if named is not None:
+        return _shipped(named) if named in load.shipped() else _from_bytes(load.read(named), named)
+    if unread:
+        return None
+    if isinstance(inline, str) and inline:
+        place = f"{IN_PODS}/{value_of(values, 'policy.key') or 'policy.yaml'}"
+        return replace(_from_bytes(inline.encode(), f"{file}, policy.inline"), place=place)
+    return _shipped(shipped) if shipped is not None else None
+
+
+def _from_bytes(text: bytes, source: str) -> ReadPolicy:
     try:
-        return PolicyToCome(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
+        return ReadPolicy(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
     except DocumentError as error:
-        return PolicyToCome(source, None, error.faults, _also_outdated(text, source, error.faults))
+        return ReadPolicy(source, None, error.faults, _also_outdated(text, source, error.faults))
 
 
 def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.OutdatedField, ...]:
@@ -152,26 +172,49 @@ def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) 
         return ()
 
 
-def _shipped(name: str) -> PolicyToCome:
-    return PolicyToCome(name, load.load(name))
+def _shipped(name: str) -> ReadPolicy:
+    return ReadPolicy(name, load.load(name))
 
 
-def _last_name(ledger: LedgerFile) -> str:
-    """The shipped policy that was last in force, as the ledger says; ``default`` if it does not say."""
+def _last(ledger: LedgerFile) -> LastPolicy:
+    """The policy that the service has kept, as it does of a file; else the shipped one that the ledger names."""
+    kept = paths.last_policy(ledger.path.parent)
+    name, _ = _last_in_force(ledger)
+    if kept.exists():
+        text = load.read(str(kept))
+        found, first = _from_bytes(text, str(kept)), text.partition(b"\n")[0]
+        kept_of = first[2:].decode(errors="replace") if first.startswith(b"# ") else ""
+    else:
+        found, kept_of = _shipped(name) if name in load.shipped() else ReadPolicy(name, None), ""
+    return LastPolicy(found.source, found.policies, found.faults, found.outdated, kept_of, kept_of)
+
+
+def _with_fence(last: LastPolicy, ledger: LedgerFile) -> LastPolicy:
+    """With the fence of the last service, if the digest in the ledger tells it: an older version had other digests."""
+    _, digest = _last_in_force(ledger)
+    for mode in (None, *FenceMode):
+        fenced = _fenced(last, mode)
+        if fenced.policies is not None and digest_of(fenced.policies) == digest:
+            return replace(fenced, with_fence=True)
+    return last
+
+
+def _last_in_force(ledger: LedgerFile) -> tuple[str, str]:
+    """The name and the digest of the policy that was last in force, as the ledger says; empty if it does not say."""
     kinds = Window(kinds=frozenset({KINDS[PolicyInForce]}))
-    names = [
-        entry.event.name
-        for entry in asyncio.run(ledger.history(None, None, 1, kinds)).entries
-        if isinstance(entry.event, PolicyInForce)
-    ]
+    for entry in asyncio.run(ledger.history(None, None, 1, kinds)).entries:
+        if isinstance(entry.event, PolicyInForce):
+            return entry.event.name, entry.event.digest
     receipts = [record.scrubs.receipt for record in ledger.records.values() if record.scrubs.receipt is not None]
-    newest = sorted(receipts, key=lambda receipt: receipt.finished.wall)  # format 3 has no row of the policy
-    names += [receipt.policy.partition("/")[0] for receipt in reversed(newest)]
-    return next((name for name in names if name in load.shipped()), "default")
+    newest = max(receipts, key=lambda receipt: receipt.finished.wall, default=None)  # format 3 has no row of the policy
+    return ("" if newest is None else newest.policy.partition("/")[0]), ""
 
 
-def _fenced(policy: PolicyToCome, mode: object) -> PolicyToCome:
-    """With the fence that the values choose instead of the policy's."""
+P = TypeVar("P", bound=ReadPolicy)
+
+
+def _fenced(policy: P, mode: object) -> P:
+    """With this fence instead of the policy's, as the values or a flag choose it."""
     if policy.policies is None or mode not in {each.value for each in FenceMode}:
         return policy
     return replace(policy, policies=policy.policies.fenced(FenceMode(mode)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autoclave.doctor.facts import update_facts
-from autoclave.doctor.facts.update_facts import PolicyToCome, Update
+from autoclave.doctor.facts.update_facts import ReadPolicy, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
 from ground.quantities import quantity
-from policies import match
+from policies import load, match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
 from scrub_api.device_messages import state_words
 from scrubber.core import absence, next_action
@@ -35,6 +36,35 @@ WATCH_FIRST = (
     "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then `autoclave fence plan` names who "
     "asks, and what exempts it"
 )
+
+
+KEEP_THE_FENCE = "if this is not intended, set `fence.mode` of the policy or policy.fence of the values as before"
+
+# What the chart accepts, of the values that choose a policy.
+CHOICES = {"policy.shipped": load.shipped(), "policy.fence": ("", *(mode.value for mode in FenceMode))}
+
+# How many a fence keeps off, and what that is called.
+KEEPS_OFF = {FenceMode.OFF: 0, FenceMode.WATCH: 0, FenceMode.HOLD: 1, FenceMode.REFUSE: 2}
+FROM_NOW_ON = {
+    FenceMode.OFF: "has no fence from this update on",
+    FenceMode.WATCH: "only watches from this update on",
+    FenceMode.HOLD: "holds pods from this update on (`fence: {mode: hold}`)",
+    FenceMode.REFUSE: "refuses from this update on (`fence: {mode: refuse}`)",
+}
+BEFORE = {
+    FenceMode.OFF: "nobody was kept off",
+    FenceMode.WATCH: "nobody was kept off",
+    FenceMode.HOLD: "pods were held",
+    FenceMode.REFUSE: "pods and programs of the host were refused",
+}
+AFTER = {
+    FenceMode.OFF: "every pod and every program of the host can open each GPU, and nobody counts that",
+    FenceMode.WATCH: "every pod and every program of the host can open each GPU, and is counted",
+    FenceMode.HOLD: "a pod cannot open a GPU that it was not given, unless its namespace is exempt, and waits in its "
+    "container for a scrub",
+    FenceMode.REFUSE: "no pod and no program of the host can open a GPU that it was not given. A monitor that is not "
+    "exempt sees no GPU",
+}
 
 
 def judge(update: Update) -> tuple[Finding, ...]:
@@ -116,53 +146,91 @@ def _policy(update: Update) -> Iterator[Finding]:
     """This version takes the policy."""
     policy = update.policy
     for fault in policy.faults:
-        text = (
-            f"this version refuses the policy: its service keeps the last one that it accepts, if there is one: {fault}"
-        )
+        text = f"this version refuses the policy: {_started(update)}: {fault}"
         remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
         yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
     for field in policy.outdated:
         yield warning(str(field), "take it out of the file; the policy is used as it is")
-    if policy.elsewhere:
-        named = ", ".join(policy.elsewhere)
+    if update.unread:
+        named = ", ".join(update.unread)
         text = f"the policy in {named} of the values was not read: the last one of the node is judged"
         yield warning(text, "name the policy of this node by --policy, if it changes with the update")
+    if policy.policies is None and not policy.faults:
+        text = f"the last policy of the node{f', {policy.source},' * bool(policy.source)} is not in its state"
+        remedy = "name the policy of this node by --policy: the findings `fence` and `scrub` need it"
+        yield warning(f"{text}: no policy was judged", remedy)
     if policy.policies is not None and not policy.outdated:
         yield ok(f"this version takes the policy {_called(policy, policy.policies)}")
 
 
-def _called(policy: PolicyToCome, policies: PolicySet) -> str:
+def _started(update: Update) -> str:
+    """What a service of this version does at its start with a policy that it refuses."""
+    policy, last = update.policy, update.last
+    if not last.kept_of or policy is last:
+        return "its service does not start, and has kept no other policy"
+    if last.policies is None:
+        return f"its service does not start, because it also refuses the last policy, {last.source}"
+    if not policy.place:
+        keeps = f"its service keeps the last policy, {last.policies.name}, if its policy file is still {last.kept_of}"
+        return f"{keeps}; it does not start with another file"
+    if policy.place == last.kept_of:
+        return f"its service keeps the last policy, {last.policies.name}"
+    return f"its service does not start, because its last policy is of another file, {last.kept_of}"
+
+
+def _called(policy: ReadPolicy, policies: PolicySet) -> str:
     return policies.name if policy.source == policies.name else f"{policies.name} ({policy.source})"
 
 
 def _fence(update: Update) -> Iterator[Finding]:
-    """Nobody is kept off a GPU who was not before."""
-    policies, written = update.policy.policies, update.ledger.version
+    """Whom the last policy kept off a GPU, the next one keeps off, and nobody else."""
+    policies = update.policy.policies
     if policies is None:
         return
-    modes, name = {policy.fence_mode for policy in policies.policies}, policies.name
-    refuses = FenceMode.REFUSE in modes and written < REFUSES_SINCE
-    holds = FenceMode.HOLD in modes and written < HOLDS_SINCE
-    if refuses:
-        text = f"the policy {name} refuses from this update on (`fence: {{mode: refuse}}`): {WHERE}, no pod "
-        text += (
-            "and no program of the host can open a GPU that it was not given. A monitor that is not exempt sees no GPU"
-        )
-        yield warning(text, WATCH_FIRST)
-    if holds:
-        text = (
-            f"the policy {name} holds pods from this update on (`fence: {{mode: hold}}`): {WHERE}, a pod cannot open a "
-        )
-        text += "GPU that it was not given, unless its namespace is exempt, and waits in its container for a scrub"
-        yield warning(text, WATCH_FIRST)
+    modes = {(_before(update, device), _resolved(policies, device).fence_mode) for device in _devices(update)}
+    changes = [_change(update, policies.name, *pair) for pair in sorted(modes, key=str)]
+    yield from (found for found in changes if found)
     if units := _exempt(update, policies):
         text = f"each use of a clean GPU by {units} costs a scrub from this update on, unless a bystander uses it"
-        if written >= REFUSES_SINCE:
+        if update.ledger.version >= REFUSES_SINCE:
             text += ". These units add to those that are always exempt (NVIDIA's daemons, container runtimes); before, "
             text += "they replaced them"
         yield warning(text, "name the programs of these units in `evict.bystanders` of the policy")
-    if not refuses and not holds and not units:
-        yield ok(f"the update does not change whom the policy {name} keeps off a GPU")
+    if not any(changes) and not units:
+        yield ok(f"the update does not change whom the policy {policies.name} keeps off a GPU")
+
+
+def _devices(update: Update) -> list[DeviceInfo]:
+    """The devices of the node; of a ledger without any, one that no rule names."""
+    return [record.device for record in update.ledger.records.values()] or [DeviceInfo("", -1, "", 0)]
+
+
+def _before(update: Update, device: DeviceInfo) -> FenceMode | None:
+    """What the fence of the older version did with a device; None if that is not known."""
+    written = update.ledger.version
+    if written < REFUSES_SINCE:
+        return FenceMode.WATCH
+    if update.last.policies is None:
+        return None
+    mode = _resolved(update.last.policies, device).fence_mode
+    return FenceMode.WATCH if mode is FenceMode.HOLD and written < HOLDS_SINCE else mode
+
+
+def _change(update: Update, name: str, before: FenceMode | None, after: FenceMode) -> Finding | None:
+    """The finding about devices whose fence did this before and does that after the update."""
+    if before is not None and KEEPS_OFF[before] == KEEPS_OFF[after]:
+        return None
+    last = update.last.policies.name if update.last.policies is not None else update.last.source
+    under = f" under the policy {last}" if last else ""
+    if before is None:
+        text = f"it is not known whom the fence kept off a GPU before the update{under}. After it, {WHERE}, "
+        return warning(f"{text}{AFTER[after]}: the policy {name} {FROM_NOW_ON[after]}", WATCH_FIRST)
+    text = f"the policy {name} {FROM_NOW_ON[after]}: {WHERE}, {AFTER[after]}. "
+    text += f"Before{f',{under}' * bool(under)}, {BEFORE[before]}"
+    chosen = update_facts.value_of(update.values, "policy.fence")
+    if chosen and not update.last.with_fence and update.ledger.version >= REFUSES_SINCE:
+        text += f", unless policy.fence={chosen} was in force already"
+    return warning(text, WATCH_FIRST if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
 
 
 def _exempt(update: Update, policies: PolicySet) -> str:
@@ -237,6 +305,13 @@ def _values(update: Update) -> Iterator[Finding]:
         text = "the chart refuses the value nameOverride: without it, it would create each object beside the old one"
         remedy = "set fullnameOverride to the name that `helm upgrade --dry-run` prints, and take nameOverride out"
         findings.append(broken(text, remedy))
+    for name, words in CHOICES.items():
+        chosen = update_facts.value_of(values, name)
+        if chosen is not None and chosen not in words:
+            near = difflib.get_close_matches(str(chosen), words, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            text = f"the chart refuses the value {name}: {chosen} does not exist{hint}"
+            findings.append(broken(text, f"choose one of {', '.join(filter(None, words))}"))
     for name, known in update.flags.items():
         for argument in _list(update, name):
             flag = str(argument).partition("=")[0]
