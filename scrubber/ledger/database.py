@@ -227,15 +227,14 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     [(mark,)], written = connection.execute("PRAGMA application_id"), version(connection)
     if written > VERSION:
         raise FatalError(
-            f"cannot open the ledger {path}: its schema is version {written}, but this program knows only versions up "
-            f"to {VERSION}",
+            f"cannot open the ledger {path}: it has format {written}, and this program knows no format after {VERSION}",
             "install the newer autoclave again. If that is impossible, drain the node and move the file away: its "
             "quarantines and owners are lost, and every GPU is scrubbed before its next use",
         )
     if mark != APPLICATION_ID:
         raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
     if written < older.OLDEST:
-        why = f"its schema is version {written}, and this program reads the versions {older.OLDEST} to {VERSION}"
+        why = f"it has format {written}, and this program reads the formats {older.OLDEST} to {VERSION}"
         raise CorruptLedgerError(
             f"cannot read the ledger: {why}",
             None,

@@ -35,6 +35,14 @@ class LedgerPaths:
             if path is not None:
                 demand(path)
 
+    def check_not_lost(self, *remedies: str) -> None:
+        """CorruptLedgerError with these remedies if there is no database, but other files of the ledger are there."""
+        left = [path.name for path in (self.wal, self.shm, self.head) if path.exists()]
+        if left and not self.database.exists():
+            exist = f"{left[0]} exists" if len(left) == 1 else f"{', '.join(left[:-1])} and {left[-1]} exist"
+            why = f"it is missing, although {exist}"
+            raise CorruptLedgerError(f"cannot read the ledger {self.database}: {why}", None, *remedies, unreadable=why)
+
     def set_aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""
         names = (path.name for path in self.database.parent.glob(f"{self.database.name}.corrupt-*"))

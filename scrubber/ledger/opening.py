@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground import calendar_time, private_files
-from ground.errors import LedgerUnavailable
+from ground.errors import LedgerUnavailable, joined
 from scrubber.core.model import Moment
 from scrubber.ledger import database
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, lock
 from scrubber.ledger.ledger_rows import BEGUN, CorruptLedgerError, LedgerRow, new_note
-from scrubber.ledger.sqlite_errors import translated
+from scrubber.ledger.sqlite_errors import SETS_ASIDE, translated
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts.merkle import Frontier, Head
 
@@ -41,7 +41,7 @@ def open_or_set_aside(
 ) -> tuple[SqliteStore, SetAside | None]:
     """A store that was loaded once without an error, and the damaged ledger that was set aside, if any.
 
-    LedgerUnavailable (disk full, read-only, locked): call again later. FatalError (another writer, a newer schema):
+    LedgerUnavailable (disk full, read-only, locked): call again later. FatalError (another writer, a newer format):
     a person has to act. Neither changes the stored data. ``run_head``: where the head is stored a second time.
     """
     paths = LedgerPaths(path, run_head)
@@ -59,11 +59,12 @@ def open_or_set_aside(
 def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[SqliteStore, SetAside | None]:
     try:
         if not paths.database.exists():
-            _check_nothing_left(paths)
+            paths.check_not_lost()
             _create(paths, new_note(1, BEGUN, at, {}))
         return _loaded(paths, locked, at, load), None
     except CorruptLedgerError as error:
-        aside = SetAside(_move(paths, at), str(error))
+        still_to_do = [remedy for remedy in error.remedies if SETS_ASIDE not in remedy]
+        aside = SetAside(_move(paths, at), joined(error.message, *still_to_do))
     try:
         with translated("create a new ledger at", paths.database):
             _create(paths, new_note(1, BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
@@ -71,12 +72,6 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
     except LedgerUnavailable as error:
         why = f"{error.message}; the damaged ledger was set aside as {aside.path}: {aside.why}"
         raise LedgerUnavailable(why, *error.remedies) from error
-
-
-def _check_nothing_left(paths: LedgerPaths) -> None:
-    left = [path.name for path in (paths.wal, paths.shm, paths.head) if path.exists()]
-    if left:
-        raise CorruptLedgerError(f"the ledger {paths.database} is missing, although {', '.join(left)} exists")
 
 
 def _loaded(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> SqliteStore:

@@ -20,6 +20,8 @@ from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts.merkle import Head, Inclusion
 
+LOST = "keep these files: the next start of the service sets them aside, and then knows no quarantine and no owner"
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
@@ -100,10 +102,11 @@ def noted_head(paths: LedgerPaths) -> Head | None:
 @contextmanager
 def consistent_view(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
     """A connection in one consistent view, for a program that is not the writer."""
-    if not paths.database.exists():
-        why = f"cannot read the ledger {paths.database}: there is no such file"
-        raise FatalError(why, "name the state directory of the node, such as /var/lib/autoclave")
     with translated("read the ledger", paths.database):
+        paths.check_not_lost(LOST)
+        if not paths.database.exists():
+            why = f"cannot read the ledger {paths.database}: there is no such file"
+            raise FatalError(why, "name the state directory of the node, such as /var/lib/autoclave")
         paths.check(private_files.demand_regular)
         connection = _connect_to_read(paths)
         try:

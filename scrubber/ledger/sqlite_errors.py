@@ -14,7 +14,7 @@ from ground.errors import LedgerUnavailable
 from ground.private_files import ForeignFileError
 from scrubber.ledger.ledger_rows import CorruptLedgerError
 
-_SETS_ASIDE = "keep a copy: the next start of the service sets it aside, with its quarantines and owners"
+SETS_ASIDE = "keep a copy: the next start of the service sets it aside, with its quarantines and owners"
 _NEAR = 2**20  # bytes that SQLite may want to add at once
 
 
@@ -29,10 +29,10 @@ def translated(action: str, path: Path) -> Iterator[None]:
         if reason := _why(error, path):
             why, *remedies = reason
             raise LedgerUnavailable(f"cannot {action} {path}: {why}", *remedies) from error
-        why, remedy = f"the file is damaged ({error})", _SETS_ASIDE
+        why, remedy = f"the file is damaged ({error})", SETS_ASIDE
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
             why = "it is not a ledger, or its first bytes are damaged"
-            remedy = f"if it is the service's own, {_SETS_ASIDE}"
+            remedy = f"if it is the service's own, {SETS_ASIDE}"
         raise CorruptLedgerError(f"cannot {action} {path}: {why}", None, remedy, unreadable=why) from error
 
 

@@ -57,6 +57,13 @@ def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
     assert rows[1]["body"]["device"]["model"] == "Simulated GPU"
 
 
+@pytest.mark.parametrize("verb", ["export", "verify"])
+def test_a_ledger_that_cannot_be_opened_is_one_sentence(autoclave, tmp_path, verb):
+    run = autoclave("ledger", verb, tmp_path / ("x" * 300))  # as root sees an error of the kernel
+    assert (run.exit_code, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+    assert "File name too long" in run.stderr
+
+
 def test_a_damaged_ledger_in_a_list_is_named_with_advice(autoclave, state):
     (state / "ledger.db.head").unlink()
     run = autoclave("receipt", "list", "--file", state / "ledger.db")

@@ -166,7 +166,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         ("CREATE TRIGGER never BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END", "trigger never is not as"),
         ("DROP TABLE snapshot; CREATE TABLE snapshot (one, cut, records)", "table snapshot is not as"),
         ("UPDATE snapshot SET records = '[ ]'", "the snapshot is not valid"),
-        ("PRAGMA user_version = 1", "its schema is version 1, and this program reads the versions 3 to 9"),
+        ("PRAGMA user_version = 1", "it has format 1, and this program reads the formats 3 to 9"),
         ("PRAGMA application_id = 1", "the file is not a ledger"),
     ],
 )

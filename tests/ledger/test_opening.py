@@ -121,9 +121,9 @@ def test_a_newer_schema_is_refused_and_left_alone(open_ledger, draft, path):
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = contents(path.parent)
-    with pytest.raises(FatalError, match="version 99"):
+    with pytest.raises(FatalError, match="format 99"):
         open_ledger()
-    with pytest.raises(FatalError, match="version 99"):
+    with pytest.raises(FatalError, match="format 99"):
         audit.verify(path)
     assert contents(path.parent) == before
 
@@ -134,11 +134,11 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
         connection.execute("ALTER TABLE entries RENAME COLUMN salt TO prev")
         connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
         connection.execute("PRAGMA user_version = 2")
-    why = "its schema is version 2, and this program reads the versions 3 to 9; `autoclave ledger export` prints"
+    why = "it has format 2, and this program reads the formats 3 to 9; `autoclave ledger export` prints"
     broken = audit.verify(path).broken
     assert broken is not None
     assert why in broken.why
-    with pytest.raises(LedgerUnavailable, match="its schema is version 2"):
+    with pytest.raises(LedgerUnavailable, match="it has format 2"):
         reading.read(path)
     _, aside = open_ledger()
     assert (aside and aside.why) == broken.why
@@ -167,6 +167,16 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     [first, _] = reading.export(path)
     assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
     assert audit.verify(path).set_aside == (NAME,)
+
+
+def test_who_sets_aside_announces_no_later_start(open_ledger, draft, path):
+    fill(open_ledger, draft)
+    path.write_bytes(b"no ledger" * 500)
+    broken, aside = audit.verify(path).broken, open_ledger()[1]
+    assert aside is not None
+    assert aside.why.endswith("it is not a ledger, or its first bytes are damaged")
+    assert broken is not None
+    assert "the next start of the service sets it aside" in broken.why
 
 
 GOLDEN = (Path(__file__).parent / "golden.jsonl").read_text().splitlines()
@@ -285,18 +295,21 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     [
         (lambda path, old: path.write_bytes(old), "the last rows are lost"),
         (lambda path, _: path.unlink(), "is missing, although ledger.head exists"),
+        (lambda path, _: (path.unlink(), path.with_name(f"{path.name}-wal").touch()), "-wal and ledger.head exist"),
         (lambda path, _: path.with_name("ledger.head").unlink(), "the head file is missing"),
         (lambda path, _: path.with_name("ledger.head").write_bytes(b"\xff" * 86), "ledger.head is damaged"),
     ],
-    ids=["an older copy put back", "the database lost", "the head lost", "the head damaged"],
+    ids=["an older copy put back", "the database lost", "only the database lost", "the head lost", "the head damaged"],
 )
 def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path, change, why):
     fill(open_ledger, draft, 5)
     old = path.read_bytes()
     fill(open_ledger, draft, 5)
     change(path, old)
-    aside = open_ledger()[1]
+    broken, aside = audit.verify(path).broken, open_ledger()[1]
     assert why in aside.why
+    assert broken is not None
+    assert why in broken.why, "who reads it says so before"
     head = ledger_files.read_head(ledger_files.LedgerPaths(path).head)
     assert head is not None
     assert head.size == 1
