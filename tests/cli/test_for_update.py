@@ -1,6 +1,7 @@
 """``autoclave doctor --for-update``: what an update changes, read from the state of the older version."""
 
 import json
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -83,7 +84,8 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
 
 def test_the_file_of_a_ledger_will_do(state, examine):
     place = state(NEWEST)
-    assert examine(paths.ledger(place)) == examine(place)
+    code, found = examine(place)
+    assert examine(paths.ledger(place)) == (code, [it for it in found if it[1] != "disk"])
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,14 @@ def test_who_is_kept_off_from_now_on_is_said(state, examine, number, policy, say
     assert len(texts(found, "fence")) == 1
 
 
-REFUSES, UNREADABLE = (
-    "name: mine\ndefaults: {fence: {mode: refuse}}\n",
-    "name: mine\ndefaults: {fence: {mode: rfuse}}\n",
-)
+def test_a_stricter_fence_comes_after_the_one_of_before(state, examine):
+    for number, mode in ((6, "watch"), (8, "hold")):
+        [remedy] = [it[3] for it in examine(state(number), "--policy", "strict")[1] if it[1] == "fence"]
+        assert f"(policy.fence={mode} of the chart) first" in remedy
+
+
+REFUSES = "name: mine\ndefaults: {fence: {mode: refuse}}\n"
+UNREADABLE = REFUSES.replace("refuse", "rfuse")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +170,17 @@ def test_a_ledger_of_this_format_promises_no_change(state, examine):
         connection.execute(f"PRAGMA user_version = {database.VERSION}")
     _, found = examine(place)
     assert (texts(found, "ledger", "warning"), texts(found, "fence", "warning")) == ([], [])
+
+
+@pytest.mark.parametrize(("blocks", "level"), [(2_559, "broken"), (25_599, "warning"), (25_600, "ok")])
+def test_a_disk_that_is_full_is_said_before_the_update(state, examine, monkeypatch, blocks, level):
+    place = state(NEWEST)
+    full = os.statvfs_result((4096, 4096, 10**6, blocks, blocks, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    _, found = examine(place)
+    [(how, _, text, _)] = [it for it in found if it[1] == "disk"]
+    assert (how, f"the ledger in {place} has room for" in text) == (level, True)
+    assert texts(examine(paths.ledger(place))[1], "disk") == [], "a copy may lie anywhere"
 
 
 VALUES = """
@@ -331,6 +348,8 @@ def spoil(kind, place, folder):
                 connection.commit()
         case "no ledger":
             return [place / "receipt-key/key.pem"]
+        case "lost":
+            paths.ledger(place).unlink()
         case "no yaml":
             (folder / "values.yaml").write_text("a: [1\n")
             return [place, "--values", folder / "values.yaml"]
@@ -350,13 +369,14 @@ def spoil(kind, place, folder):
         ("no directory", 2, "there is no such file; name the state directory"),
         ("no access", 1, "File name too long"),
         ("newer", 2, "its quarantines and owners are lost"),
-        ("damaged", 1, "do not update yet: a start sets it aside"),
+        ("damaged", 1, "do not update yet: a start sets its files aside"),
+        ("lost", 1, "ledger.db.head exist; do not update yet: a start sets its files aside, and then knows no quarant"),
         ("no ledger", 1, "it is not a ledger"),
         ("no yaml", 2, "it is not YAML"),
         ("no values", 2, "No such file or directory; name the file that Helm gets"),
         ("no policy", 2, "expected a policy file or one of default,"),
-        ("--only", 2, "--only says nothing about an update"),
-        ("--wait", 2, "--wait says nothing about an update"),
+        ("--only", 2, "--only does not work with --for-update, which checks once"),
+        ("--wait", 2, "--wait does not work with --for-update, which checks once"),
     ],
 )
 def test_a_wrong_input_is_one_sentence_with_a_remedy(state, autoclave, tmp_path, kind, code, says):

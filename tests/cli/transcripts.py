@@ -42,6 +42,7 @@ VARIES = [
         (r"\b\d+(\.\d+)?(e-\d+)?(ms|s|m|h)\b(?= ago|  |, \S+ \d| \((fast|slow|reset)\))", "TIME"),
         (r"(?<= of autoclave/)\S+|(?<= on )\S+(?=, policy )", "HOST"),
         (r"\d+(?= rows\b)|(?<=the last is )\d+|(?<= row )\d+( of \d+)?|^\d+(?= +TIME)", "N"),
+        (r"(?<= has room for )\d+ MiB( and \d+ files)?", "ROOM"),
         (r"( ago  \S+ \S+) .*", r"\1 ..."),  # history has the words of events
         (r"  +", "  "),
     )

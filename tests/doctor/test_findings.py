@@ -126,7 +126,12 @@ ONLY_12, BOTH = "install autoclave[cuda12] where", "install autoclave[cuda12] or
 ERROR = stands(answer=Refused(Reason.INTERNAL, "the scrub service failed: x; y"))
 SERVICES = [
     ("ledger", service(ledger_fault="disk is full"), BROKEN, "nothing is handed out: disk is full"),
-    ("ledger", stands(answer=LedgerUnavailable("cannot open x")), BROKEN, "there is no ledger, so cannot open x"),
+    (
+        "ledger",
+        stands(answer=LedgerUnavailable("cannot open x")),
+        BROKEN,
+        "cannot use its ledger, so nothing is handed out: cannot",
+    ),
     ("service", stands(answer=LedgerUnavailable("cannot open x")), OK, "cannot use its ledger"),
     ("service", alone(), BROKEN, "cannot reach the scrub service at /d"),
     ("service", ERROR, BROKEN, "the scrub service failed: x; y"),

@@ -162,7 +162,9 @@ def _check_together() -> None:
     typed = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for_update = context.params["for_update"] is not None
     if unfit := sorted(typed.intersection(OF_NODE if for_update else OF_UPDATE)):
-        why = "says nothing about an update" if for_update else "is of --for-update, which names the state of the node"
+        why = "is of --for-update, which names the state of the node"
+        if for_update:
+            why = "does not work with --for-update, which checks once and reports all its findings"
         raise click.UsageError(f"--{unfit[0]} {why}")
 
 
@@ -172,8 +174,8 @@ def _before_update(place: Path, policy: str | None, values: Path | None) -> tupl
         state = None if os.path.isfile(place) else place  # noqa: PTH113 - it raises no error where access is denied
         ledger = offline.Offline(place if state is None else paths.ledger(state)).file
     except offline.CorruptLedgerError as error:
-        keep = "do not update yet: a start sets it aside, and its quarantines with it; `When it is damaged` "
-        keep += "in docs/ledger.md says how to go on"
+        keep = "do not update yet: a start sets its files aside, and then knows no quarantine and no owner; "
+        keep += "`When it is damaged` in docs/ledger.md says how to go on"
         raise LedgerUnavailable(error.message, keep) from error
     flags = _flags(click.get_current_context().find_root())
     return tuple(checks.judge(facts.gather(ledger, state, policy, values, flags)))

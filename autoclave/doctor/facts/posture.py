@@ -194,7 +194,12 @@ def cgroups(node: Node) -> str | CheckFault:
 
 @fact
 def room(_node: Node, directory: str) -> Room | CheckFault:
-    """The free space and inodes of a file system, without the reserve of root."""
+    """The free space and inodes of a file system."""
+    return room_in(directory)
+
+
+def room_in(directory: str) -> Room | CheckFault:
+    """The free space and inodes of the file system of a directory, without the reserve of root."""
     try:
         system = os.statvfs(directory)
     except OSError as error:

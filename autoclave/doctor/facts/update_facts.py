@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from autoclave.doctor.facts import posture
+from autoclave.doctor.node_facts import CheckFault, Room
 from ground import boot, errors, paths, private_files
 from ground.documents.faults import DocumentError, DocumentFault, describe
 from ground.errors import FatalError
@@ -64,6 +66,7 @@ class Update:
     boot_id: str  # of the machine on which the doctor runs
     uptime: float  # of the same
     fault: str | None  # why the service does not start with this state directory
+    room: Room | CheckFault | None  # in it; None if a ledger alone was named
 
 
 def gather(
@@ -83,7 +86,9 @@ def gather(
     last = _with_fence(written, ledger)
     kept = last if values is None else written  # the values say which fence replaces that of the policy, if any
     next_one = _fenced(_next(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
-    return Update(ledger, next_one, unread, last, given, flags, boot.boot_id(), boot.uptime(), _fault(state))
+    here = boot.boot_id(), boot.uptime()
+    room = posture.room_in(str(state)) if state is not None else None
+    return Update(ledger, next_one, unread, last, given, flags, *here, _fault(state), room)
 
 
 def _fault(state: Path | None) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from autoclave.doctor.facts import kubelet_facts, posture, process_facts, service_facts
 from autoclave.doctor.finding import OTHER_USER, Finding, Level, broken, check, check_of_service, ok, unseen, warning
-from autoclave.doctor.node_facts import Capability, CheckFault, Node, Process
+from autoclave.doctor.node_facts import Capability, CheckFault, Node, Process, Room
 from ground.quantities import LITTLE_ROOM
 from scrub_api import views
 
@@ -142,21 +142,23 @@ def clock(node: Node) -> Iterator[Finding]:
 def disk(node: Node, status: views.Status) -> Iterator[Finding]:
     """The ledger has room."""
     directory = status.service.state_dir
-    room = posture.room(node, directory)
+    yield room_for_ledger(directory, posture.room(node, directory))
+
+
+def room_for_ledger(directory: str, room: Room | CheckFault) -> Finding:
+    """The finding about the room in a state directory."""
     if isinstance(room, CheckFault):
         text, remedy = f"cannot tell how much room there is in {directory}", "run this check where the service runs"
-        yield unseen(text, room, remedy, Level.WARNING)
-        return
+        return unseen(text, room, remedy, Level.WARNING)
     files = float("inf") if room.free_files is None else room.free_files
     left = f"{room.free_bytes // 2**20} MiB" + ("" if room.free_files is None else f" and {room.free_files} files")
     remedy = f"make room in {directory}, or move it with --state-dir"
     if room.free_bytes < FEW_BYTES or files < FEW_FILES:
         text = f"the ledger in {directory} has room for only {left}: if the next write fails, nothing is handed out"
-        yield broken(text, remedy)
-    elif room.free_bytes < LITTLE_ROOM or files < LOW_FILES:
-        yield warning(f"the ledger in {directory} has room for only {left}", remedy)
-    else:
-        yield ok(f"the ledger in {directory} has room for {left}")
+        return broken(text, remedy)
+    if room.free_bytes < LITTLE_ROOM or files < LOW_FILES:
+        return warning(f"the ledger in {directory} has room for only {left}", remedy)
+    return ok(f"the ledger in {directory} has room for {left}")
 
 
 @check("plugin-dir", kubelet_facts.has_kubelet_dir, of_kubernetes=True)

@@ -90,7 +90,7 @@ def ledger(node: Node) -> Iterator[Finding]:
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message, remedies=remedies):
             what = remedies or ("repair what the message names",)
             remedy = errors.joined(*what, "the service then tries again by itself")
-            yield broken(f"there is no ledger, so {message}", remedy)
+            yield broken(f"the service cannot use its ledger, so nothing is handed out: {message}", remedy)
 
 
 @check_of_service("ledger-set-aside")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from autoclave.doctor.facts import update_facts
 from autoclave.doctor.facts.update_facts import ReadPolicy, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
+from autoclave.doctor.findings import node_checks
 from ground.quantities import quantity
 from policies import load, match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
@@ -32,12 +33,6 @@ BY_A_RESET = "by a reset, because the test that may end its quarantine is due wi
 BY_A_TEST = "by a self-test, because the test that may end its quarantine is due within ten minutes"
 CHOOSE_A_TIME = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
 WHERE = "on a node with version 2 of control groups"
-WATCH_FIRST = (
-    "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then `autoclave fence plan` names who "
-    "asks, and what exempts it"
-)
-
-
 KEEP_THE_FENCE = "if this is not intended, set `fence.mode` of the policy or policy.fence of the values as before"
 
 # What the chart accepts, of the values that choose a policy.
@@ -71,6 +66,7 @@ def judge(update: Update) -> tuple[Finding, ...]:
     """All findings about an update, each with its name."""
     checks: dict[str, Callable[[Update], Iterator[Finding]]] = {
         "ledger": _ledger,
+        "disk": _disk,
         "quarantine": _quarantines,
         "owner": _owners,
         "policy": _policy,
@@ -99,6 +95,12 @@ def _ledger(update: Update) -> Iterator[Finding]:
     chosen = any(str(flag).startswith("--evidence-rows") for flag in _list(update, "scrubber.extraArgs"))
     if ledger.version < KEEPS_MORE_SINCE and not chosen:
         yield ok("the ledger may grow to about 300 MiB, before to 140: --evidence-rows of the service chooses")
+
+
+def _disk(update: Update) -> Iterator[Finding]:
+    """The ledger has room."""
+    if update.room is not None:
+        yield node_checks.room_for_ledger(str(update.ledger.path.parent), update.room)
 
 
 def _list(update: Update, name: str) -> list[object]:
@@ -216,6 +218,13 @@ def _before(update: Update, device: DeviceInfo) -> FenceMode | None:
     return FenceMode.WATCH if mode is FenceMode.HOLD and written < HOLDS_SINCE else mode
 
 
+def _as_before(mode: FenceMode | None) -> str:
+    """The remedy where more are kept off: first update with the fence of before, but never without one."""
+    word = FenceMode.HOLD.value if mode is FenceMode.HOLD else FenceMode.WATCH.value
+    first = f"update with `fence: {{mode: {word}}}` (policy.fence={word} of the chart) first"
+    return f"{first}; then `autoclave fence plan` names who asks, and what exempts it"
+
+
 def _change(update: Update, name: str, before: FenceMode | None, after: FenceMode) -> Finding | None:
     """The finding about devices whose fence did this before and does that after the update."""
     if before is not None and KEEPS_OFF[before] == KEEPS_OFF[after]:
@@ -224,13 +233,13 @@ def _change(update: Update, name: str, before: FenceMode | None, after: FenceMod
     under = f" under the policy {last}" if last else ""
     if before is None:
         text = f"it is not known whom the fence kept off a GPU before the update{under}. After it, {WHERE}, "
-        return warning(f"{text}{AFTER[after]}: the policy {name} {FROM_NOW_ON[after]}", WATCH_FIRST)
+        return warning(f"{text}{AFTER[after]}: the policy {name} {FROM_NOW_ON[after]}", _as_before(before))
     text = f"the policy {name} {FROM_NOW_ON[after]}: {WHERE}, {AFTER[after]}. "
     text += f"Before{f',{under}' * bool(under)}, {BEFORE[before]}"
     chosen = update_facts.value_of(update.values, "policy.fence")
     if chosen and not update.last.with_fence and update.ledger.version >= REFUSES_SINCE:
         text += f", unless policy.fence={chosen} was in force already"
-    return warning(text, WATCH_FIRST if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
+    return warning(text, _as_before(before) if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
 
 
 def _exempt(update: Update, policies: PolicySet) -> str:
