@@ -272,7 +272,7 @@ def test_a_policy_that_lies_elsewhere_leaves_the_last_one(state, examine, tmp_pa
     assert texts(found, "policy") == ["this version takes the policy fast"]
 
 
-def test_a_policy_that_nobody_ships_is_not_read_and_refused(state, examine, tmp_path):
+def test_a_shipped_policy_that_does_not_exist_is_named(state, examine, tmp_path):
     (tmp_path / "values.yaml").write_text("policy: {shipped: strikt, fence: wtch}\n")
     code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
     refused = "the chart refuses the value policy.{}: {} does not exist (did you mean {}?)".format
