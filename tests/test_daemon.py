@@ -173,7 +173,7 @@ def test_a_kill_also_ends_the_worker_and_proves_nothing(service):
     service.settled(0, "clean")
     events = texts(service)
     cut = events.index("scrub cancelled, nothing was proven: the service was stopped or killed during the job")
-    assert f"(version {__version__}); its last run was cut off" in events[cut - 1]
+    assert f"(version {__version__}); its last run was interrupted" in events[cut - 1]
     assert any(text.startswith("proven clean") for text in events[cut:])
 
 

@@ -26,9 +26,9 @@ try:
     standing = fence.Fence(group)
 except fence.FenceError as error:
     sys.exit(print(error))
-for question in standing.questions.new():
-    place = Tree(group).place(question.group)
-    print("refused" if question.refused else "opened", place and place.name)
+for attempt in standing.attempts.new():
+    place = Tree(group).place(attempt.group)
+    print("refused" if attempt.refused else "opened", place and place.name)
 if full in standing.numbers():
     print(standing.counts(full).refused > 0, fence.inspect(group).lease > 0, fence.take_down(group))
 else:

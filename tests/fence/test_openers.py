@@ -69,6 +69,6 @@ def test_the_ledger_names_who_opened_it_also_after_a_kill(service: Service, grou
     service.start()
     explained = said(service, "explain", 0)
     refused = "none" if sentence is OPENED else "1"
-    assert re.search(rf"^asked .*team/x\): at least \d attempts?, {refused} refused", explained, re.MULTILINE)
+    assert re.search(rf"^asked .*team/x\): at least \d open attempts?, {refused} refused", explained, re.MULTILINE)
     assert row["text"] in explained
     assert said(service, "history", 0, "--warnings", "-o", "json") == warnings

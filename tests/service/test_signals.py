@@ -58,7 +58,7 @@ SIGNALS = {
     "xid that wants a reset": Signal(reports(48), AilmentKind.XID, "with a reset"),
     "xid that wants a reboot": Signal(reports(79), AilmentKind.XID, "reboot the node"),
     "xid that wants a look at the plugs": Signal(reports(54), AilmentKind.XID, "seating, power leads"),
-    "xid that wants new software": Signal(reports(78), AilmentKind.XID, "driver and firmware"),
+    "xid that wants new software": Signal(reports(78), AilmentKind.XID, "driver and the firmware"),
     "xid for the vendor": Signal(reports(125), AilmentKind.XID, "the vendor", tried=None),
     "xid that nobody knows": Signal(reports(999), AilmentKind.XID, "with a reset"),
     "announced reset": Signal(reports(154, action="reset_gpu"), AilmentKind.XID, "with a reset"),
