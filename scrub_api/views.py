@@ -139,10 +139,20 @@ class OpenerView:
         is_no_pod = self.place.startswith(("/", "container:")) or " " in self.place
         return bool(self.pod) or (bool(self.place) and not is_no_pod)
 
+    @property
+    def where(self) -> str:
+        """Its place as people read it."""
+        place = pod_groups.GONE if pod_groups.holds_pods(self.place) else self.place
+        return self.pod or place or "it has ended"
+
+    @property
+    def refused_in_part(self) -> bool:
+        """Whether some attempts were refused and some were not: nobody knows which of them its last process made."""
+        return 0 < self.refused < self.times
+
     def __str__(self) -> str:
         """As people read it."""
-        place = pod_groups.GONE if pod_groups.holds_pods(self.place) else self.place
-        return process_names.describe(self.command, self.pid, self.pod or place or "it has ended")
+        return process_names.describe(self.command, self.pid, self.where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Such a use ends a proof, or makes a scrub fail. Who does it again and again keep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scrubber.core import events as ev
@@ -47,26 +48,45 @@ def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]
     return tuple(sorted(uses, key=lambda use: -use.times))
 
 
-def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> dict[str, str]:
-    """Where those ran who have used the device lately, and were not given it: NAMESPACE/POD by ``Opener.place``.
+@dataclass(frozen=True, slots=True)
+class UnauthorisedUse:
+    """Who has used a device lately that was not given to him."""
 
-    Without those that the policy exempted. An empty name: it is no pod, or its name is not known. ``uptime``: now.
+    places: Mapping[str, str]  # NAMESPACE/POD by ``Opener.place``; empty: it is no pod, or its name is not known
+    last: float  # wall time of the last use
+    wiped: bool  # a scrub has passed since
+
+
+def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedUse | None:
+    """The uses after the last scrub that passed; if there are none, those before it. None: there were none at all.
+
+    Without those by openers that the policy exempted. ``uptime``: now.
     """
-    places: dict[str, str] = {}
+    passed = -math.inf  # wall time of the last proof
+    wiped, unwiped = list[tuple[float, dict[str, str]]](), list[tuple[float, dict[str, str]]]()
     for entry in entries:
-        if not 0 <= uptime - entry.at.uptime <= LATELY:
-            continue
+        places = dict[str, str]()
+        at, is_late = entry.at.wall, False
         match entry.event:
+            case ev.ScrubPassed(receipt=receipt):
+                passed = receipt.finished.wall
+                wiped, unwiped = wiped + unwiped, []
             case ev.Soiled(holders=holders, unnamed=unnamed):
-                places |= {holder.container or NO_CONTAINER: "" for holder in holders}
-                places |= {"": ""} if unnamed else {}
-            case ev.OpenAttempted(opener) if opener.was_let_through:
-                places[opener.place] = opener.pod
+                places = {holder.container or NO_CONTAINER: "" for holder in holders} | ({"": ""} if unnamed else {})
+            case ev.OpenAttempted(opener, held=held) if opener.was_let_through:
+                places = {opener.place: opener.pod}
+                at, is_late = opener.last, not held and opener.last < passed  # such a row may come after the proof
             case _:
                 pass
-    if len(places) > 1:  # the others tell who it was
-        places.pop("", None)
-    return places
+        if places and 0 <= uptime - entry.at.uptime <= LATELY:
+            (wiped if is_late else unwiped).append((at, places))
+    uses = unwiped or wiped
+    if not uses:
+        return None
+    found = {place: pod for _, places in uses for place, pod in places.items()}
+    if len(found) > 1:  # the others tell who it was
+        found.pop("", None)
+    return UnauthorisedUse(found, max(at for at, _ in uses), wiped=not unwiped)
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:

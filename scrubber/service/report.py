@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,13 +14,14 @@ from ground.errors import joined
 from policies.policy_model import OPERATOR_PROGRAMS, FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
-from scrubber.core import answers, device_names, offering, repeated_uses, scrub_paths
+from scrubber.core import answers, device_names, fencing, offering, repeated_uses, scrub_paths
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
-from scrubber.core.fencing import KeptOff
+from scrubber.core.fencing import Container, Group, KeptOff, OpenTo, Pods
 from scrubber.core.model import Holder, Moment, Opener, State, is_contained
 from scrubber.core.open_attempts import added
 from scrubber.core.record import Record
+from scrubber.core.repeated_uses import UnauthorisedUse
 from scrubber.devices.base import DeviceError
 from scrubber.fence.guard import Guard
 from scrubber.fence.live_openers import LiveOpener
@@ -168,20 +170,34 @@ class StatusReporter:
         device = replace(device, holders=tuple(_holder_view(holder, pods) for holder in holders))
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
+        is_owned, is_out = record.state in (State.GRANTED, State.IN_USE), record.state is State.QUARANTINED
         if keeps_out := await self._keeps_out(record, entries, advised):
-            advice = (*keeps_out, *advice)
+            advice = (*advice, *keeps_out) if is_out else (*keeps_out, *advice)
         elif not others:  # the advice names those
-            advice = (*advice, *await self._after_use(record, entries))
+            use = repeated_uses.unauthorised(entries, self._context.now().uptime)
+            words = await self._after_use(record, use, device.fence, device_policy.policy.fence_mode)
+            urgent = is_owned and use is not None and not use.wiped  # before a word about the owner
+            advice = (*words, *advice) if urgent else (*advice, *words)
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
 
     def _others(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
         """The programs that the fence has let through although the device was not given to them."""
-        guard = self._context.observer.driver.guard
-        openers = guard.openers.of(record.device.uuid) if guard is not None else ()
-        opened = {opener.opener.pid for opener in openers if opener.opener.was_let_through and not opener.ignored}
-        return tuple(holder for holder in holders if holder.pid in opened)
+        guard, uuid, open_to = self._context.observer.driver.guard, record.device.uuid, fencing.open_to(record)
+        if guard is None or open_to is OpenTo.ALL or guard.opens_to_all(uuid):  # each process may be one of the owner
+            return ()
+        grant, since = record.tenancy.grant, -math.inf
+        if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
+            since = grant.at.wall
+        opened = {
+            it.opener.pid
+            for it in guard.openers.of(uuid)
+            if it.opener.was_let_through and not it.ignored and it.opened >= since
+            if not guard.exempts(uuid, it.opener.pod, it.opener.place)
+        }
+        names = open_to.names if isinstance(open_to, Container | Pods) else frozenset()
+        return tuple(holder for holder in holders if holder.pid in opened and holder.container not in names)
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]
@@ -200,13 +216,14 @@ class StatusReporter:
         asked = guard is not None and any(not it.ignored for it in guard.openers.of(record.device.uuid))
         return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked))
 
-    async def _after_use(self, record: Record, entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
+    async def _after_use(
+        self, record: Record, use: UnauthorisedUse | None, fence: str, mode: FenceMode
+    ) -> tuple[str, ...]:  # fmt: skip
         """What to do about a use of the last hour that was no grant's."""
-        places = repeated_uses.unauthorised(entries, self._context.now().uptime)
-        if any(is_contained(place) and not pod for place, pod in places.items()):
+        if use is not None and any(is_contained(place) and not pod for place, pod in use.places.items()):
             names = (await self._pods()).names
-            places = {place: pod or names.get(place, "") for place, pod in places.items()}
-        return tuple(device_status.after_use(places, device_names.argument(record)))
+            use = replace(use, places={place: pod or names.get(place, "") for place, pod in use.places.items()})
+        return tuple(device_status.after_use(use, device_names.argument(record), fence, mode))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods, or without these names if they do not arrive in time."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ground import process_names
-from policies.policy_model import Policy
+from policies.policy_model import FenceMode, Policy
 from scrub_api import views
-from scrubber.core import absence, ailments, answers, device_names, ownership, scrub_paths, verdict
+from scrubber.core import absence, ailments, answers, device_names, fencing, ownership, scrub_paths, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     NO_CONTAINER,
@@ -31,7 +31,8 @@ from scrubber.core.model import (
     place_words,
 )
 from scrubber.core.record import Record
-from scrubber.core.repeated_uses import RepeatedUse
+from scrubber.core.repeated_uses import RepeatedUse, UnauthorisedUse
+from scrubber.words import event_text
 
 AGAIN = "Autoclave tries the scrub again"
 UNKNOWN = "the processes on it are not known"
@@ -221,6 +222,9 @@ def advice(  # noqa: PLR0913 - all that is known
     """
     gpu = device_names.argument(record)
     first = unseen or tuple(ends(holders, pods))
+    foreign = tuple(ends(others, pods))
+    if foreign:
+        foreign = (f"the GPU was not given to {holder_names(tuple(others), pods)}", *foreign)
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
@@ -236,10 +240,10 @@ def advice(  # noqa: PLR0913 - all that is known
         untested = ("no test can pass while a process has the GPU open", *endable) if endable else ()
         return (*untested, *_about(gpu, what))
     if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
-        return "wait for the end of its owner", f"`autoclave reinstate {gpu}` withdraws the quarantine"
+        return (*foreign, "wait for the end of its owner", f"`autoclave reinstate {gpu}` withdraws the quarantine")
     if record.health.ailment is not None:
         then, *more = _about(gpu, ailments.remedy(record.health.ailment).advice)
-        return ("let its owner end first", f"then {then}", *more)
+        return (*foreign, "let its owner end first", f"then {then}", *more)
     if blocked and first:
         return (*first, AGAIN)
     if blocked:
@@ -247,27 +251,41 @@ def advice(  # noqa: PLR0913 - all that is known
     if record.scrubs.setback is not None:
         return (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
-    by_sign: tuple[str, ...] = ()
+    begins = foreign
     for sign in signs:
         begin, *more = _about(gpu, AILMENTS[sign.kind].action)
-        by_sign += (f"{sign.kind.value}: {begin}", *more, served)
+        begins += (f"{sign.kind.value}: {begin}", *more, served)
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
-        foreign = tuple(ends(others, pods))
-        if foreign:
-            foreign = (f"the GPU was not given to {holder_names(tuple(others))}", *foreign)
-        first = unseen or tuple(ends([each for each in holders if each not in others], pods))
+        left_behind = [it for it in holders if it not in others and not may_be_of_owner(record, it)]
+        first = unseen or tuple(ends(left_behind, pods))
         owner = f"its owner {who}".rstrip()
         release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
         if first:  # until then the release would be refused
             left = () if unseen else (f"if {owner} has ended, end the processes that it has left behind",)
-            return (*by_sign, *foreign, *left, *first, f"then give it back: {release}")
-        return (*by_sign, *foreign, f"if {owner} has ended: {release}")
+            return (*begins, *left, *first, f"then give it back: {release}")
+        return (*begins, f"if {owner} has ended: {release}")
     if unseen:
-        return (*by_sign, *unseen)
+        return (*begins, *unseen)
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
-        return (*by_sign, "no process of its owner was seen", f"if the owner has ended: `autoclave release {gpu}`")
-    return by_sign
+        return (*begins, "no process of its owner was seen", f"if the owner has ended: `autoclave release {gpu}`")
+    return begins
+
+
+def may_be_of_owner(record: Record, holder: Holder) -> bool:
+    """Whether a process may be one of the owner, as far as it is known whom the device was given to.
+
+    Of a device that is for one control group, the fence names all others, so the rest may be in that group.
+    """
+    match fencing.open_to(record):
+        case fencing.Group():
+            return True
+        case fencing.Container(name):
+            return holder.container == name
+        case fencing.Pods(names):
+            return holder.container in names
+        case fencing.OpenTo():
+            return holder.container is not None and holder.container == record.tenancy.container
 
 
 def _about(gpu: str, sentences: Iterable[str]) -> Iterator[str]:
@@ -324,25 +342,37 @@ def keeps_out(
             yield from (f"{named(last)} {did}, and is not running now", *find)
 
 
-def after_use(places: Mapping[str, str], gpu: str) -> Iterator[str]:
+def after_use(use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode) -> Iterator[str]:
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
-    ``places``: as ``repeated_uses.unauthorised`` has them. ``gpu``: names the device in a command.
+    ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
+    ``mode``: what the policy asks of the fence.
     """
-    if not places:
+    if use is None:
         return
-    names = ", ".join(_PLACES.get(place) or place_words(place, pod) for place, pod in places.items())
-    yield f"the GPU was used by {names}, without a grant: `autoclave history {gpu} --warnings` shows when"
-    contained = {place: pod for place, pod in places.items() if is_contained(place)}
-    if contained:
-        yield "`fence: {mode: hold}` in the policy keeps pods off; if the policy has it, ask `autoclave doctor` why not"
+    at = event_text.time_of(use.last)
+    if use.wiped:
+        yield f"used without a grant at {at}, wiped since: see `autoclave history {gpu} --warnings`"
+        return
+    names = ", ".join(_PLACES.get(place) or place_words(place, pod) for place, pod in use.places.items())
+    yield f"the GPU was used by {names}, without a grant, last at {at}: see `autoclave history {gpu} --warnings`"
+    contained = {place: pod for place, pod in use.places.items() if is_contained(place)}
+    keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
+    if contained and keeps_pods_off:
+        yield f"the fence keeps pods off the GPU now (mode {fence})"
+    elif contained and mode in (FenceMode.HOLD, FenceMode.REFUSE):
+        yield f"the policy has `fence: {{mode: {mode.value}}}`, but the fence does not keep pods off the GPU now"
+        yield "`autoclave doctor` says why not"
+    elif contained:
+        yield "`fence: {mode: hold}` in the policy keeps pods off"
     for pod in dict.fromkeys(filter(None, contained.values())):
         yield from _if_monitor(pod)
-    if places.keys() - contained:
+    if use.places.keys() - contained:
         yield f"if it was a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
         yield "if it was a daemon that may open GPUs: add its unit to fence.exempt.units"
         yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
-        yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
+        if mode is not FenceMode.REFUSE:
+            yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
     yield "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
 
 

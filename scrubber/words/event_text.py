@@ -131,10 +131,11 @@ def tell(event: ev.Event) -> str:
 
 
 def _time(moment: Moment) -> str:
-    return _time_of(moment.wall)
+    return time_of(moment.wall)
 
 
-def _time_of(wall: float) -> str:
+def time_of(wall: float) -> str:
+    """A wall time as these sentences have it."""
     return f"{calendar_time.utc(wall):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -157,13 +158,15 @@ def _attempts(event: ev.OpenAttempted) -> str:
     meanwhile = "while somebody else had it" if event.held else "while nobody had it"
     asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
-        when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
+        when = f", from {time_of(opener.first)} to {time_of(opener.last)}" if event.ended else ""
         return f"refused: {who} {asked} {meanwhile}, and each of these was refused{when}"
-    refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
     unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
     how = " which the policy exempted" if opener.exempt else f" {meanwhile}{unauthorised}"
-    when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
-    they = "they" if opener.place in OTHERS and opener.command != "1" else "it"
+    when = f", from {time_of(opener.first)} to {time_of(opener.last)}" if event.ended else ""
+    in_part = 0 < opener.refused < opener.times
+    several = opener.command != "1" if opener.place in OTHERS else opener.place in NOWHERE and in_part
+    they, were = ("they", "were") if several else ("it", "was")
+    refused = f", and {were} refused {_often(opener.refused)}" if opener.refused else ""
     return f"opened by {who}{how}; {they} {asked}{refused}{when}"
 
 
@@ -177,9 +180,15 @@ def _opener(opener: Opener) -> str:
         one, several = _OTHERS[opener.place]
         whose = "its" if number == 1 else "their"
         return f"at least {quantity(number, one, several)} without a row of {whose} own{',' if opener.exempt else ''}"
+    in_part = 0 < opener.refused < opener.times  # nobody knows which of these attempts the last process made
+    if opener.place in NOWHERE and in_part:
+        return f"processes called {process_names.quoted(opener.command)} ({opener.place}){',' if opener.exempt else ''}"
     if opener.place in NOWHERE:
         return process_names.describe(opener.command, opener.pid, opener.place)
-    return f"{place_words(opener.place, opener.pod)}, last by {process_names.describe(opener.command, opener.pid)},"
+    place = place_words(opener.place, opener.pod)
+    if in_part:
+        return f"{place}{',' if opener.exempt else ''}"
+    return f"{place}, last by {process_names.describe(opener.command, opener.pid)},"
 
 
 def _to(grant: Grant) -> str:

@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Blame
-from scrubber.core.repeated_uses import LATELY, RepeatedUse, of, unauthorised
+from scrubber.core.repeated_uses import LATELY, RepeatedUse, UnauthorisedUse, of, unauthorised
 from tests.core import lives
 from tests.core.lives import FOREIGN, NOW, OF_A, OF_B, later, rows
 
@@ -67,5 +67,33 @@ def opened(**fields):
     ),
 )  # fmt: skip
 def test_unauthorised_users_are_found_by_their_places(events, places):
-    assert unauthorised(recorded(events), later(LATELY).uptime) == places
-    assert unauthorised(recorded(events), later(LATELY + 1.0).uptime) == {}
+    found = unauthorised(recorded(events), later(LATELY).uptime)
+    assert (dict(found.places) if found is not None else {}) == places
+    assert unauthorised(recorded(events), later(LATELY + 1.0).uptime) is None
+
+
+def proven(seconds):
+    return ev.ScrubPassed("job-1", replace(lives.proof(lives.CLEAN), finished=later(seconds)))
+
+
+def attempt(seconds, *, held):
+    return ev.OpenAttempted(replace(lives.OPENER, last=later(seconds).wall), 7, held)
+
+
+STRANGER = {"no container": ""}
+ATTEMPTED = {lives.B: "team/b"}
+
+
+@pytest.mark.parametrize(
+    ("events", "use"),
+    rows(
+        ("before a proof", [soiled(FOREIGN), proven(9)], (STRANGER, NOW.wall, True)),
+        ("after a proof", [proven(0), soiled(FOREIGN)], (STRANGER, NOW.wall, False)),
+        ("before and after", [soiled(FOREIGN), proven(3), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, False)),
+        ("before it, with a later row", [proven(9), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, True)),
+        ("in the tenancy after it", [proven(9), HANDED_OUT, attempt(5, held=True)], (ATTEMPTED, NOW.wall + 5, False)),
+        ("the last of several", [attempt(7, held=True), attempt(5, held=True)], (ATTEMPTED, NOW.wall + 7, False)),
+    ),
+)  # fmt: skip
+def test_an_unauthorised_use_is_wiped_by_a_later_proof(events, use):
+    assert unauthorised(recorded(events), later(LATELY).uptime) == UnauthorisedUse(*use)

@@ -67,6 +67,9 @@ def two_gpus(openers=(), **changes):
     return stands(openers={"GPU-1": openers, "GPU-2": openers}, answer=status)
 
 
+HELD_BELOW = stands(
+    answer=views.Status((replace(GPU, fence="hold"),), replace(SERVICE, fence_below="/sys/fs/cgroup/trial"))
+)
 BELOW = stands(
     answer=views.Status((replace(GPU, fence="watch"),), replace(SERVICE, fence_below="/sys/fs/cgroup/trial"))
 )
@@ -141,7 +144,12 @@ SERVICES = [
     ("receipts", FACTS, OK, "receipts are signed by the key 0123456789abcdef"),
     ("receipts", stands(receipt_key=None), WARNING, "receipts are not signed: /opt/python has no package"),
     ("receipts", stands(receipt_key=CheckFault("cannot use k: denied")), WARNING, "is not safe: cannot use k: denied"),
-    ("bystanders", service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)), WARNING, "/x had a GPU open in"),
+    (
+        "bystanders",
+        service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)),
+        WARNING,
+        "/x opened a GPU, or asked to, in",
+    ),
     ("fence", gpu(), OK, "the policy does not ask for it"),
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
     (
@@ -150,7 +158,8 @@ SERVICES = [
         WARNING,
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 3',
     ),
-    ("fence", BELOW, WARNING, "processes below /sys/fs/cgroup/trial only, and nobody else"),
+    ("fence", BELOW, WARNING, "the fence counts processes below /sys/fs/cgroup/trial only, and nobody else"),
+    ("fence", HELD_BELOW, WARNING, "the fence counts and refuses processes below /sys/fs/cgroup/trial only"),
     ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
     ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
     (
@@ -379,7 +388,10 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and would '
         f"have been refused by `fence: {{mode: refuse}}`; at least 11 open attempts, the last one at {last}"
     )
-    assert "asked for GPU 5 (GPU-5), which was not given to it, and was refused" in one.text
+    assert one.text.startswith(
+        "processes of /system.slice/telegraf.service asked for GPU 5 (GPU-5), which was not given to them, and were "
+        "refused 2 times, but not each time; at least 4 open attempts"
+    )
 
 
 def test_programs_whose_place_tells_nothing_have_findings_of_their_own():

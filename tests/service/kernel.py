@@ -68,7 +68,9 @@ class Kernel:
         return HOST if container is None else self._groups.setdefault(container, PODS + 1 + len(self._groups))
 
     def place(self, group: int) -> GroupPlace | None:
-        """What a control group of a container is."""
+        """What a control group of a container, or of the service, is."""
+        if group == SERVICE:
+            return GroupPlace("/autoclave.service", "/autoclave.service", frozenset({group}))
         names = (name for name, number in self._groups.items() if number == group and name not in self.removed)
         return next((GroupPlace(f"/{name}", name, frozenset({group})) for name in names), None)
 

@@ -10,16 +10,20 @@ import pytest
 
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
+from scrubber.core.events import OpenAttempted
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Opener, ScrubPath
+from scrubber.core.recipients import ForJob
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observed_since import OBSERVED_WITHIN
+from tests.core import lives
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker
+from tests.service.world import World
 
 
 @pytest.fixture
@@ -163,10 +167,19 @@ async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
         return Tenants(names={"uid-1": "team/train"})
 
     world.context.tenants = look
+    [wiped] = (await reporter.explain(device)).advice
+    assert (wiped.startswith("used without a grant at "), "wiped since" in wiped) == (True, True)
+    await world.life.ledger.append("", (device, attempt(held=True)))
     explained = await reporter.explain(device)
-    assert explained.advice[0].startswith("the GPU was used by "), explained.advice
+    assert explained.advice[0].startswith("the GPU was used by pod team/b (pod-b), without a grant, last at ")
     assert "treat it as a break-in" in explained.advice[-1]
-    await asyncio.sleep(3600)
+    await world.operator_requests.quarantine(device, "it smells", "ann")
+    quarantine, use, *_ = (await reporter.explain(device)).advice
+    assert ("autoclave reinstate 0" in quarantine, use) == (True, explained.advice[0])
+    await asyncio.sleep(3601)
+    assert (await reporter.explain(device)).advice == (quarantine,)
+    await world.operator_requests.reinstate(device, "it is fine", "ann")
+    await world.clean(device)
     assert (await reporter.explain(device)).advice == ()
 
 
@@ -286,6 +299,63 @@ async def test_a_status_shows_one_moment(world, reporter, register):
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"
+
+
+def attempt(*, held: bool) -> OpenAttempted:
+    return OpenAttempted(lives.OPENER, 7, held)
+
+
+async def of_a_job(begin):
+    """A world, its first device, and a process of the job that has it for a control group of its own."""
+    world: World = await begin(fenced=True)
+    await asyncio.sleep(1.0)
+    device, kernel = world.uuids[0], world.node.kernel
+    assert kernel is not None
+    group = kernel.group("container:job")
+    await world.tenant_requests.acquire([device], ForJob("job-7", group))
+    process = world.run("container:job", device)
+    await asyncio.sleep(3)
+    return world, device, process
+
+
+async def test_the_intruder_comes_before_the_owner(begin):
+    world, device, _ = await of_a_job(begin)
+    await world.life.ledger.append("", (device, attempt(held=True)))
+    first, *_, last = (await world.life.reporter.explain(device)).advice
+    assert first.startswith("the GPU was used by pod team/b")
+    assert last == "if its owner job-7 has ended: `autoclave release 0 --owner job-7`"
+
+
+@pytest.mark.parametrize("since", ["before the grant", "after it"])
+async def test_an_attempt_before_the_grant_makes_no_intruder(begin, monkeypatch, since):
+    """The process of a job may have opened the device before the device was acquired for its control group."""
+    world, device, process = await of_a_job(begin)
+    wall = world.node.now().wall - (60.0 if since == "before the grant" else 0.0)
+    openers = LiveOpeners(lambda: wall)
+    openers.add(device, Opener("/x", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False)
+    monkeypatch.setattr(world.life.observer.driver.guard, "openers", openers)
+    named = f"`kill {process.pid}`" in "".join((await world.life.reporter.explain(device)).advice)
+    assert named is (since == "after it")
+
+
+@pytest.mark.parametrize("who", ["a stranger", "an exempt one", "the owner"])
+async def test_a_stranger_on_the_gpu_of_a_pod_is_advised_on(begin, monkeypatch, who):
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, tenant = world.uuids[0], "pod-a"
+    await asyncio.sleep(1.0)
+    await world.acquire(tenant, device, announced=True)
+    await world.begin(tenant, device)
+    await asyncio.sleep(3)
+    pod = "monitoring/dcgm" if who == "an exempt one" else "team/train"
+    [owner] = [it for it in world.node.everybody() if it.container == tenant]
+    process = owner if who == "the owner" else world.foreign(device, "stranger", "uid-9")
+    guard, wall = world.life.observer.driver.guard, world.node.now().wall
+    openers = LiveOpeners(lambda: wall)
+    openers.add(device, Opener(process.container, pod, "sh", process.pid, False, 1, 0, wall, wall), ignored=False)
+    monkeypatch.setattr(guard, "openers", openers)
+    monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place: pod.startswith("monitoring/"))
+    advice = (await world.life.reporter.explain(device)).advice
+    assert any(f"`kill {process.pid}`" in it for it in advice) is (who == "a stranger"), advice
 
 
 @dataclass

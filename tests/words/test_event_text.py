@@ -169,8 +169,8 @@ LIFE = [
       'it asked the '
       "kernel at least 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
-     ('opened by /system.slice/x.service, last by "train-b" (pid 42), while nobody had it; it asked the '
-      "kernel at least 3 times, and was refused 2 times")),
+     ("opened by /system.slice/x.service while nobody had it; it asked the kernel at least 3 times, and was refused "
+      "2 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/kubepods/besteffort", pod=""), 7, held=True),
      ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
       "it asked the kernel at least 3 times")),
@@ -181,6 +181,9 @@ LIFE = [
     (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
      ('refused: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
       "and each of these was refused")),
+    (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", refused=2), 7, held=False),
+     ('opened by processes called "train-b" (no container) while nobody had it; they asked the kernel at least 3 '
+      "times, and were refused 2 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
      ('opened by container 0123, last by "train-b" (pid 42), which the policy exempted; it asked the kernel at '
       'least 3 times, '

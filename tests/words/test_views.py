@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from policies.policy_model import FenceMode
 from scrub_api import views
 from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
-from scrubber.core.repeated_uses import RepeatedUse
+from scrubber.core.repeated_uses import RepeatedUse, UnauthorisedUse
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -188,6 +189,11 @@ def test_no_advice_ends_the_owner_for_another_process():
     )  # fmt: skip
 
 
+INTRUDED = (
+    'the GPU was not given to "loop" (pid 8, no container)',
+    'end "loop" (pid 8): `kill 8`',
+    "if that does not help: `kill -9 8`",
+)
 KEEPS = "has ended 17 proofs or scrubs of the GPU recently"
 LOOK = "let Linux record who opens it: `auditctl -w /dev/nvidia3 -k autoclave`"
 READ = "read the records a minute later: `ausearch -k autoclave -i`"
@@ -221,7 +227,7 @@ def test_the_advice_points_to_whom_the_fence_has_seen():
 
 
 BREAK_IN = "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
-HOLD = "`fence: {mode: hold}` in the policy keeps pods off; if the policy has it, ask `autoclave doctor` why not"
+HOLD = "`fence: {mode: hold}` in the policy keeps pods off"
 OF_NODE = (
     "if it was a person: they acquire the GPU first, with `autoclave acquire 3 --owner NAME`",
     "if it was a daemon that may open GPUs: add its unit to fence.exempt.units",
@@ -244,9 +250,51 @@ OF_NODE = (
     ),
 )  # fmt: skip
 def test_the_advice_after_a_use_fits_who_it_was(places, who, advice):
-    used = f"the GPU was used by {who}, without a grant: `autoclave history 3 --warnings` shows when"
-    assert tuple(device_status.after_use(places, "3")) == (used, *advice, BREAK_IN)
-    assert tuple(device_status.after_use({}, "3")) == ()
+    at = "2025-06-15 15:06:40 UTC"
+    used = f"the GPU was used by {who}, without a grant, last at {at}: see `autoclave history 3 --warnings`"
+    use = UnauthorisedUse(places, NOW.wall, wiped=False)
+    assert tuple(device_status.after_use(use, "3", "", FenceMode.OFF)) == (used, *advice, BREAK_IN)
+    assert tuple(device_status.after_use(None, "3", "", FenceMode.OFF)) == ()
+    [wiped] = device_status.after_use(replace(use, wiped=True), "3", "", FenceMode.OFF)
+    assert wiped == f"used without a grant at {at}, wiped since: see `autoclave history 3 --warnings`"
+
+
+ASK = "but the fence does not keep pods off the GPU now", "`autoclave doctor` says why not"
+
+
+@pytest.mark.parametrize(
+    ("fence", "mode", "pods"),
+    [
+        ("hold", FenceMode.HOLD, ("the fence keeps pods off the GPU now (mode hold)",)),
+        ("refuse", FenceMode.REFUSE, ("the fence keeps pods off the GPU now (mode refuse)",)),
+        ("only watch", FenceMode.HOLD, (f"the policy has `fence: {{mode: hold}}`, {ASK[0]}", ASK[1])),
+        ("open to all", FenceMode.REFUSE, (f"the policy has `fence: {{mode: refuse}}`, {ASK[0]}", ASK[1])),
+        ("watch", FenceMode.WATCH, (HOLD,)),
+        ("", FenceMode.OFF, (HOLD,)),
+    ],
+)
+def test_the_advice_on_the_fence_is_for_its_mode(fence, mode, pods):
+    places = {"container:01": "", "/user.slice": ""}
+    _, *advice, _ = device_status.after_use(UnauthorisedUse(places, NOW.wall, wiped=False), "3", fence, mode)
+    assert tuple(advice) == (*pods, *(OF_NODE[:-1] if mode is FenceMode.REFUSE else OF_NODE))
+
+
+@pytest.mark.parametrize("grant", [{"group": 9}, {}], ids=["a control group", "pods of a claim"])
+def test_no_advice_ends_processes_of_a_named_owner(grant):
+    record = live(
+        lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), until_release=True, owner="job 7", **grant))
+    )
+    if not grant:
+        record = live(record, ev.LetIn(("pod-a",)))
+    release = "if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`"
+    assert device_status.advice(record, holders=[TRAIN]) == (release,)
+    assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST]) == (*INTRUDED, release)
+
+
+def test_an_intruder_is_named_whoever_the_owner_is():
+    ailing = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.OPERATOR, "so it is")))
+    for record in (lives.IN_USE, lives.CLEAN, ailing):
+        assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST])[:3] == INTRUDED
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():

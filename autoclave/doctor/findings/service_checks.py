@@ -10,7 +10,7 @@ from autoclave.doctor.facts import service_facts
 from autoclave.doctor.facts.service_facts import on_kubernetes
 from autoclave.doctor.finding import OTHER_USER, Finding, as_root, broken, check, check_of_service, ok, warning
 from autoclave.doctor.node_facts import CheckFault, Node
-from ground import calendar_time, errors
+from ground import calendar_time, errors, process_names
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.policy_model import Clear, FenceMode
@@ -20,6 +20,7 @@ from scrubber.core.measured import forgiven_memory
 from scrubber.core.model import NOWHERE, State
 from scrubber.fence.live_openers import KEPT_FOR
 
+KEEPS_OFF = (FenceMode.HOLD.value, FenceMode.REFUSE.value, views.OPEN_TO_ALL)  # what such a fence does now
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 ALLOCATE_WAITS = "So a pod waits for its GPU in Allocate there, and fails if that takes too long"
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
@@ -155,11 +156,12 @@ def unlisted(_node: Node, status: views.Status) -> Iterator[Finding]:
     """Programs of NVIDIA in namespaces that the policy does not name: no scrub passes while one has the GPU open."""
     for bystander in status.service.unlisted:
         text = (
-            f"{bystander.program} had a GPU open in the namespace {bystander.namespace}, which the policy does not name"
+            f"{bystander.program} opened a GPU, or asked to, in the namespace {bystander.namespace}, which the policy "
+            "does not name"
         )
         yield warning(text, bystander.remedy)
     if not status.service.unlisted:
-        yield ok("the policy names the namespace of each program of NVIDIA that had a GPU open")
+        yield ok("the policy names the namespace of each program of NVIDIA that opened a GPU, or asked to")
 
 
 @check_of_service("fence")
@@ -174,7 +176,9 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         return
     guarded = [device for device in status.devices if device.fence]
     if guarded and service.fence_below:
-        text = f"the fence counts and refuses processes below {service.fence_below} only, and nobody else"
+        refuses = any(device.fence in KEEPS_OFF for device in guarded)
+        does = "counts and refuses" if refuses else "counts"
+        text = f"the fence {does} processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
     for opener, asked_for in _openers(guarded):
         yield _opener(opener, asked_for)
@@ -206,7 +210,8 @@ def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.Open
     for pairs in found.values():
         openers = [opener for opener, _ in pairs]
         newest = max(openers, key=lambda opener: opener.last)
-        yield replace(newest, times=sum(opener.times for opener in openers)), [device for _, device in pairs]
+        times, refused = sum(opener.times for opener in openers), sum(opener.refused for opener in openers)
+        yield replace(newest, times=times, refused=refused), [device for _, device in pairs]
 
 
 def _minute(wall: float) -> str:
@@ -215,11 +220,15 @@ def _minute(wall: float) -> str:
 
 def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Finding:
     """A program that asked for GPUs which were not given to it."""
+    who, them = str(opener), "it"
+    if opener.refused_in_part:
+        command = f"called {process_names.quoted(opener.command)} ({opener.where})"
+        who, them = f"processes {command if opener.place in NOWHERE else f'of {opener.where}'}", "them"
     if len(devices) == 1:
-        asked = f"{opener} asked for GPU {devices[0].name} ({devices[0].device}), which was not given to it,"
+        asked = f"{who} asked for GPU {devices[0].name} ({devices[0].device}), which was not given to {them},"
     else:
         names = ", ".join(device.name for device in devices)
-        asked = f"{opener} asked for GPU {names}, which were not given to it,"
+        asked = f"{who} asked for GPU {names}, which were not given to {them},"
     times = f"at least {quantity(opener.times, 'open attempt')}, the last one at {_minute(opener.last)}"
     if opener.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
@@ -232,6 +241,8 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE
     would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
     did = "was refused" if opener.refused else would
+    if opener.refused_in_part:
+        did = f"were refused {quantity(opener.refused, 'time')}, but not each time"
     remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
     remedy += "already, systemd did not start it, and the log of the service says so"
     if opener.in_pod:
