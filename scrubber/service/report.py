@@ -190,14 +190,15 @@ class StatusReporter:
         grant, since = record.tenancy.grant, -math.inf
         if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
             since = grant.at.wall
-        opened = {
-            it.opener.pid
+        let_in = [
+            it
             for it in guard.openers.of(uuid)
             if it.opener.was_let_through and not it.ignored and it.opened >= since
             if not guard.exempts(uuid, it.opener.pod, it.opener.place)
-        }
+        ]
         names = open_to.names if isinstance(open_to, Container | Pods) else frozenset()
-        return tuple(holder for holder in holders if holder.pid in opened and holder.container not in names)
+        others = [holder for holder in holders if holder.container not in names]
+        return tuple(holder for holder in others if any(it.has(holder) for it in let_in))
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]

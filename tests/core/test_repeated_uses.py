@@ -80,15 +80,15 @@ def attempt(seconds, *, held):
     return ev.OpenAttempted(replace(lives.OPENER, last=later(seconds).wall), 7, held)
 
 
-STRANGER = {"no container": ""}
+FOREIGN_USE = {"no container": ""}
 ATTEMPTED = {lives.B: "team/b"}
 
 
 @pytest.mark.parametrize(
     ("events", "use"),
     rows(
-        ("before a proof", [soiled(FOREIGN), proven(9)], (STRANGER, NOW.wall, True)),
-        ("after a proof", [proven(0), soiled(FOREIGN)], (STRANGER, NOW.wall, False)),
+        ("before a proof", [soiled(FOREIGN), proven(9)], (FOREIGN_USE, NOW.wall, True)),
+        ("after a proof", [proven(0), soiled(FOREIGN)], (FOREIGN_USE, NOW.wall, False)),
         ("before and after", [soiled(FOREIGN), proven(3), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, False)),
         ("before it, with a later row", [proven(9), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, True)),
         ("in the tenancy after it", [proven(9), HANDED_OUT, attempt(5, held=True)], (ATTEMPTED, NOW.wall + 5, False)),

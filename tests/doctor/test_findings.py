@@ -374,6 +374,12 @@ def test_a_fence_that_a_flag_chose_has_its_remedy():
     assert "--fence of the service (policy.fence of the chart)" in found.remedy
 
 
+def two_gpus_of(*openers):
+    """A GPU for each of these openers."""
+    devices = [replace(GPU, device=f"GPU-{n}", index=n, fence="hold", openers=(it,)) for n, it in enumerate(openers)]
+    return stands(answer=views.Status(tuple(devices), SERVICE))
+
+
 def test_a_program_that_asked_for_many_gpus_is_one_finding():
     before = replace(OPENER, command="python3", pid=8, last=NOW - 86_400, times=3)
     refused = replace(OPENER, last=NOW - 60, refused=2)
@@ -392,6 +398,11 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
         "processes of /system.slice/telegraf.service asked for GPU 5 (GPU-5), which was not given to them, and were "
         "refused 2 times, but not each time; at least 4 open attempts"
     )
+
+
+def test_refusals_on_several_gpus_are_added():
+    [found] = finding_of(two_gpus_of(replace(OPENER, refused=4), replace(OPENER, refused=2, last=NOW - 5)), "fence")
+    assert "were refused 6 times, but not each time; at least 8 open attempts" in found.text
 
 
 def test_programs_whose_place_tells_nothing_have_findings_of_their_own():

@@ -183,6 +183,19 @@ async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
     assert (await reporter.explain(device)).advice == ()
 
 
+async def test_the_advice_on_a_quarantine_comes_first(world, reporter):
+    device = world.uuids[0]
+    for _ in range(2):
+        world.node.leave(world.intrude(device))
+        await asyncio.sleep(3)
+        await world.clean(device)
+    [keeps_out, *_] = (await reporter.explain(device)).advice
+    assert "has ended 2 proofs or scrubs of the GPU recently" in keeps_out
+    await world.operator_requests.quarantine(device, "it smells", "ann")
+    first, second, *_ = (await reporter.explain(device)).advice
+    assert ("autoclave reinstate 0" in first, second) == (True, keeps_out)
+
+
 async def test_an_explanation_says_what_is_in_the_way_unseen(world, reporter):
     """A container that was let start is not there yet: `autoclave release` would be refused."""
     device = world.uuids[0]
@@ -318,7 +331,7 @@ async def of_a_job(begin):
     return world, device, process
 
 
-async def test_the_intruder_comes_before_the_owner(begin):
+async def test_a_foreign_use_comes_before_the_owner(begin):
     world, device, _ = await of_a_job(begin)
     await world.life.ledger.append("", (device, attempt(held=True)))
     first, *_, last = (await world.life.reporter.explain(device)).advice
@@ -327,19 +340,19 @@ async def test_the_intruder_comes_before_the_owner(begin):
 
 
 @pytest.mark.parametrize("since", ["before the grant", "after it"])
-async def test_an_attempt_before_the_grant_makes_no_intruder(begin, monkeypatch, since):
+async def test_an_attempt_before_the_grant_may_be_of_the_owner(begin, monkeypatch, since):
     """The process of a job may have opened the device before the device was acquired for its control group."""
     world, device, process = await of_a_job(begin)
     wall = world.node.now().wall - (60.0 if since == "before the grant" else 0.0)
     openers = LiveOpeners(lambda: wall)
-    openers.add(device, Opener("/x", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False)
+    openers.add(device, Opener("container:job", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False)
     monkeypatch.setattr(world.life.observer.driver.guard, "openers", openers)
     named = f"`kill {process.pid}`" in "".join((await world.life.reporter.explain(device)).advice)
     assert named is (since == "after it")
 
 
-@pytest.mark.parametrize("who", ["a stranger", "an exempt one", "the owner"])
-async def test_a_stranger_on_the_gpu_of_a_pod_is_advised_on(begin, monkeypatch, who):
+@pytest.mark.parametrize("who", ["another pod", "an exempt one", "the owner"])
+async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     device, tenant = world.uuids[0], "pod-a"
     await asyncio.sleep(1.0)
@@ -351,11 +364,15 @@ async def test_a_stranger_on_the_gpu_of_a_pod_is_advised_on(begin, monkeypatch, 
     process = owner if who == "the owner" else world.foreign(device, "stranger", "uid-9")
     guard, wall = world.life.observer.driver.guard, world.node.now().wall
     openers = LiveOpeners(lambda: wall)
-    openers.add(device, Opener(process.container, pod, "sh", process.pid, False, 1, 0, wall, wall), ignored=False)
+    openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False)
     monkeypatch.setattr(guard, "openers", openers)
     monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place: pod.startswith("monitoring/"))
-    advice = (await world.life.reporter.explain(device)).advice
-    assert any(f"`kill {process.pid}`" in it for it in advice) is (who == "a stranger"), advice
+    for state in ("with its pod", "and after it")[: 1 if who == "the owner" else 2]:
+        explained = await world.life.reporter.explain(device)
+        named = any(f"`kill {process.pid}`" in it for it in explained.advice)
+        assert (explained.device.state, named) == ("in_use", who == "another pod"), (state, explained.advice)
+        world.node.end_container(tenant)
+        await asyncio.sleep(5)
 
 
 @dataclass

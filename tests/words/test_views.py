@@ -189,7 +189,7 @@ def test_no_advice_ends_the_owner_for_another_process():
     )  # fmt: skip
 
 
-INTRUDED = (
+FOREIGN_FIRST = (
     'the GPU was not given to "loop" (pid 8, no container)',
     'end "loop" (pid 8): `kill 8`',
     "if that does not help: `kill -9 8`",
@@ -288,13 +288,13 @@ def test_no_advice_ends_processes_of_a_named_owner(grant):
         record = live(record, ev.LetIn(("pod-a",)))
     release = "if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`"
     assert device_status.advice(record, holders=[TRAIN]) == (release,)
-    assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST]) == (*INTRUDED, release)
+    assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST]) == (*FOREIGN_FIRST, release)
 
 
-def test_an_intruder_is_named_whoever_the_owner_is():
+def test_a_foreign_process_is_named_before_other_advice():
     ailing = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.OPERATOR, "so it is")))
     for record in (lives.IN_USE, lives.CLEAN, ailing):
-        assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST])[:3] == INTRUDED
+        assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST])[:3] == FOREIGN_FIRST
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():
