@@ -173,7 +173,7 @@ def _model(kind: object) -> type[BaseModel] | None:
 
 
 def _without(data: object, loc: Loc) -> object:
-    """The data without the value at a location, or without the list that has it as an entry."""
+    """The data without the value at a location, or without the whole list if the value is one of its entries."""
     match data, loc:
         case dict(), (key,) | (key, int()):
             return {name: value for name, value in data.items() if name != key}

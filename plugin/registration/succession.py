@@ -43,13 +43,13 @@ class Turn:
         self.follows = False  # another plugin had the turn until this one got it
 
     async def watch(self) -> None:
-        """Until cancelled, kill a plugin that has the turn, or whose turn is next, whenever it hangs."""
+        """Until cancelled, kill a plugin that holds the lock, or is next in turn, whenever it hangs."""
         async with asyncio.TaskGroup() as tasks:
             for name in (NEXT, PRESENT):
                 tasks.create_task(hung.watch(sockets.answers(self._directory, name)))
 
     async def begin(self, waits: Callable[[], None]) -> None:
-        """Wait until no other plugin has the turn. ``waits`` is called if one has."""
+        """Wait until no other plugin holds the lock. ``waits`` is called if one does."""
         if self._take(NEXT) and self._take(PRESENT):
             return
         self.follows = True

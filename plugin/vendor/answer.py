@@ -145,7 +145,7 @@ def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
 
 
 def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[ReportedDevice]) -> str:
-    """The granted device with this UUID, or with this index of a whole GPU. Raises Refused if it is another device."""
+    """The granted device with this UUID, or the whole GPU with this index. Raises Refused if it is another device."""
     for device in on_node:
         if text == device.uuid or (text == str(device.index) and not device.mig):
             if any(device.uuid == other.uuid for other in granted):

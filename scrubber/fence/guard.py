@@ -402,7 +402,7 @@ class Guard:
         return Counted(UseCounter.FENCE, said, self._missed.pop(uuid, ""))
 
     def _changed_by_others(self, uuid: str) -> str:
-        """What counts as a use once the rule is written again; empty if the kernel has the rule of this guard."""
+        """Why a use must be counted, if others have changed the rule; empty if the kernel has this guard's rule."""
         if all(map(self._fence.still_rules, self._numbers[uuid])):
             return ""
         why = "somebody else has changed the rule of the fence"

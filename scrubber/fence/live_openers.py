@@ -93,7 +93,7 @@ class LiveOpeners:
             forgotten[who] = added(forgotten.get(who), opener.opener)
 
     def take_forgotten(self, device: str) -> tuple[Opener, ...]:
-        """Those whom others have pushed out since the last call, with all their attempts."""
+        """The openers that others have pushed out since the last call, with all their attempts."""
         with self._turn:
             return tuple(self._forgotten.pop(device, {}).values())
 

@@ -1,4 +1,4 @@
-"""What follows from the verdict about a path: a receipt, a path with a reset, quarantine, or another try later."""
+"""What follows from the verdict about a path: a receipt, a path with a reset, quarantine, or a later retry."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def value_of(values: Values, name: str) -> Any:  # noqa: ANN401 - of any type
 
 
 def _unread(named: str | None, values: Values) -> tuple[str, ...]:
-    """The values that choose a policy which is not in the file, or none that exists."""
+    """The names of values that choose a policy from elsewhere, or a policy that does not exist."""
     if named is not None:
         return ()
     elsewhere = tuple(name for name in ELSEWHERE if value_of(values, name))
