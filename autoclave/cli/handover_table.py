@@ -148,7 +148,7 @@ def _fence(row: TenancyRow) -> dict[str, object]:
     later_known = later.mode is not FenceMode.OFF
     flaws = *guarded.flaws, *_later_flaws(row.closed)
     return {
-        "fence": ", ".join([guarded.mode.value, *flaws]) if known else f"not known: {guarded.why}",
+        "fence": ", ".join([guarded.modes, *flaws]) if known else f"not known: {guarded.why}",
         "others_let_through": guarded.let_through if known else None,
         "others_refused": guarded.refused if known else None,
         "others_until_wiped": later.let_through if later_known else None,

@@ -51,6 +51,12 @@ class Guarded:
     below: str = ""  # ``FenceReading.below``
 
     @property
+    def modes(self) -> str:
+        """What the fence did with others: one word, or two if that changed meanwhile."""
+        now = self.mode.value
+        return now if self.mode is self.mode_before else f"{self.mode_before.value}, then {now}"
+
+    @property
     def flaws(self) -> tuple[str, ...]:
         """In words, why the count may lack others, or who else is in it; none if it has exactly the others."""
         gaps = ("with gaps",) if self.gaps else ()

@@ -307,10 +307,9 @@ def guarded(fence: Guarded) -> str:
     """What the fence tells about others in a time, such as that of a tenancy."""
     if fence.mode is FenceMode.OFF:
         return f"not known: {fence.why}"
-    modes = (
-        fence.mode.value if fence.mode is fence.mode_before else f"{fence.mode_before.value}, then {fence.mode.value}"
-    )
-    notes = [f"{quantity(fence.let_through, 'open attempt')} let through, {fence.refused} refused (fence: {modes})"]
+    notes = [
+        f"{quantity(fence.let_through, 'open attempt')} let through, {fence.refused} refused (fence: {fence.modes})"
+    ]
     notes += [f"{quantity(fence.ignored, 'open attempt')} of programs that the policy ignores"] if fence.ignored else []
     notes += [f"{quantity(fence.gaps, 'moment')} at which the fence may have missed somebody"] if fence.gaps else []
     notes += ["for a time open to all"] if fence.open_to_all else []

@@ -118,15 +118,18 @@ def test_the_list_says_who_was_refused_until_the_wipe(service: Service, group: P
     assert "2 refused until it was wiped" in cli(service, "receipt", "list", 0)
 
 
-def test_it_counts_on_while_the_service_is_away(service: Service, group: Path) -> None:
+def test_it_counts_on_while_the_service_is_away(service: Service, group: Path, short_tmp: Path) -> None:
     job = made_group(group / "job")
     acquire(service, job)
     opens(service, group / "foreign", 1)
     service.kill()
     opens(service, group / "foreign", 2)
+    (short_tmp / "quick.yaml").write_text(POLICY % "watch")
     service.start()
     said = closed(service)["fence"]
     assert (said["refused"], said["letThrough"], said["gaps"]) == (3, 0, 0)
+    [listed] = json.loads(cli(service, "receipt", "list", 0, "-o", "json"))["items"]
+    assert listed["fence"].startswith("refuse, then watch")
 
 
 def test_a_fence_that_was_taken_away_leaves_a_gap(service: Service, group: Path) -> None:
