@@ -75,16 +75,20 @@ def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
 
 
 def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        runs, another = replace(OPENER, command="sleep", pid=process.pid), replace(OPENER, pid=process.pid)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()  # its name in /proc is set only after the call that starts it has returned
+        runs, another = replace(OPENER, command="cat", pid=process.pid), replace(OPENER, pid=process.pid)
         status = views.Status((asked(runs, another),), replace(SERVICE, started=NOW - DAYS))
         monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
         monkeypatch.setattr("time.time", lambda: NOW)
         table, document = (CliRunner().invoke(verb, ["plan", "-o", form]).stdout for form in ("table", "json"))
-        process.kill()
-    path = os.path.realpath(shutil.which("sleep") or "")
-    assert [row.partition("refused  ")[2] for row in table.splitlines()[1:]] == ["nvtop", f"sleep {path}"]
-    assert [row["path"] for row in json.loads(document)["items"]] == ["", path]
+    path = os.path.realpath(shutil.which("cat") or "")
+    assert [row.partition("refused  ")[2] for row in table.splitlines()[1:]] == [f"cat {path}", "nvtop"]
+    assert [row["path"] for row in json.loads(document)["items"]] == [path, ""]
 
 
 @pytest.mark.parametrize(
