@@ -1,4 +1,4 @@
-"""Tells which attempts about a device are no uses, and remembers who asked.
+"""Tells which attempts to open a device are no uses, and remembers who made them.
 
 The attempts of two kinds of programs are ignored: of a bystander, which is recognised while its process runs and by
 the same rules as a holder, and of a program that the service has started. An exempt program is let in, and counted.
@@ -100,7 +100,7 @@ class _Latest(Generic[_Key, _Value]):
 
 
 class IgnoredAttempts:
-    """The ignored of those who ask. An attempt that nobody could look into has none. For one thread at a time."""
+    """The attempts that are ignored. An attempt whose process cannot be looked up counts. For one thread at a time."""
 
     def __init__(self, service: int, sources: Sources) -> None:
         """``service``: the control group of the service."""

@@ -73,7 +73,7 @@ class LiveOpeners:
         before = mine.pop(key, None)
         opener = LiveOpener(new, ignored) if before is None else replace(before, opener=added(before.opener, new))
         if not new.refused:
-            opener = replace(opener, opened=new.last)
+            opener = replace(opener, opened=max(opener.opened, new.last))
         due = not ignored and now >= opener.logged + LOGGED_EVERY and self._has_line(now)
         if due:
             opener = replace(opener, logged=now)

@@ -87,7 +87,11 @@ class Openers:
             events = [entry.event for entry in entries if isinstance(entry.event, OpenAttempted)]
             earlier, periods[uuid] = open_attempts.remembered(events, open_attempts.period(record))
             given = record.fence.grant
-            if given is not None and not any(it.event == _REBUILT and it.at.wall >= given.at.wall for it in entries):
+            if (
+                given is not None
+                and not given.why
+                and not any(it.event == _REBUILT and it.at.wall >= given.at.wall for it in entries)
+            ):
                 self._given[uuid] = given
             self._live.remember(uuid, earlier)
         return periods
@@ -125,12 +129,11 @@ class Openers:
         guard = self._context.observer.driver.guard
         for uuid, given in [*self._given.items()]:
             record = self._ledger.records.get(uuid)
-            reading = guard.reading(uuid) if guard is not None and record is not None else None
-            if record is None or record.fence.grant != given or given.why:
+            if record is None or record.fence.grant != given:
                 del self._given[uuid]
-            elif reading is not None and not reading.why:
+            elif guard is not None and not (reading := guard.reading(uuid)).why:
                 del self._given[uuid]
-                if guard is not None and reading.counter != given.counter:
+                if reading.counter != given.counter:
                     guard.note_gap(uuid, ANEW)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:

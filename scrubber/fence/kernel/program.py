@@ -1,6 +1,6 @@
 """The program of the fence: may this process open this device node?
 
-The kernel runs it for each attempt about a device node: by open, access(2), io_uring and the like, and when a node is
+The kernel runs it for each attempt to open a device node: by open, access(2), io_uring and the like, and when a node is
 made. It answers 1 (yes) or 0 (EPERM). Most nodes are not in ``rules``, so one look-up is all that they cost.
 
 Making a node is always allowed. Container runtimes make all nodes of the host in a privileged container: were one of
