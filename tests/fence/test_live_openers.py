@@ -24,6 +24,7 @@ REFUSED, EXEMPT, IGNORED = (
         ([(11.0, "a", LET_THROUGH), (12.0, "b", REFUSED), (13.0, "c", IGNORED)], "a"),
         ([(9.0, "a", LET_THROUGH), (11.0, "b", EXEMPT), (12.0, "a", REFUSED)], "b"),
         ([(11.0, "a", LET_THROUGH), (12.0, "b", EXEMPT)], "a"),
+        ([(11.0, "a", LET_THROUGH), (9.0, "a", LET_THROUGH)], "a"),
     ],
     ids=[
         "nobody",
@@ -32,6 +33,7 @@ REFUSED, EXEMPT, IGNORED = (
         "others were no users",
         "let through before, refused since",
         "an exempt one hides nobody",
+        "an older one is read later",
     ],
 )
 def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
