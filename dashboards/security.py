@@ -30,8 +30,8 @@ def _overview() -> Section:
         (8, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
                  "cleared it; the scrub did, before any other pod got the GPU.",
                  SCOPE.count_in_range(service.RESIDUE), levels=SHOULD_BE_ZERO)),
-        (8, stat("Unauthorised use", "How often in the time range a process used a clean GPU without a grant. The GPU "
-                 "is dirty from then on.", SCOPE.count_in_range(service.UNAUTHORISED),
+        (8, stat("Unauthorised use", "How often in the time range a process used a clean GPU without a grant, or a "
+                 "container one of another pod or job.", SCOPE.count_in_range(service.UNAUTHORISED),
                  levels=SHOULD_BE_ZERO)),
         (8, stat("Ledger faults", "Nodes whose ledger cannot be written. They hand out no GPU.",
                  f"sum({SCOPE.of(service.LEDGER_FAULT)})", levels=SHOULD_BE_ZERO)),
@@ -52,12 +52,12 @@ def _promises() -> Section:
 
 
 def _findings() -> Section:
-    def by_device(row: Row) -> str:
-        return SCOPE.or_zero(with_device(f"{SCOPE.increase(row, *DEVICE_ID, within=RECENT)} > 0"), "at")
+    def by_device(row: Row, *more: str) -> str:
+        return SCOPE.or_zero(with_device(f"{SCOPE.increase(row, *DEVICE_ID, *more, within=RECENT)} > 0", *more), "at")
 
     unauthorised = graph(
-        "Unauthorised use over time", "How often a process used a clean GPU without a grant, by GPU.", units.Short,
-        Query(by_device(service.UNAUTHORISED), "{{at}}"), bars=True,
+        "Unauthorised use over time", "How often a process used a GPU without a grant, by GPU and by who had it: "
+        "nobody, or a tenant.", units.Short, Query(by_device(service.UNAUTHORISED, "had_by"), "{{at}}"), bars=True,
     )  # fmt: skip
     asked = graph(
         "Open attempts on GPUs of others", "How often processes tried to open GPUs that were not given to them, by "

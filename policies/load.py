@@ -98,6 +98,21 @@ class OutdatedField:
         return f"{self.source}:{self.line}:{self.column}: {self.path} is {OLDER} and changes nothing: {self.instead}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplacedList:
+    """Where a list of a file has entries of its own, and lacks some of the shipped list."""
+
+    source: str
+    line: int
+    column: int
+    path: str
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        place, names = f"{self.source}:{self.line}:{self.column}: {self.path}", ", ".join(self.left_out)
+        return f"{place} takes the place of the shipped list, and lacks {names}: add those that run on your nodes"
+
+
 def load(name_or_path: str) -> PolicySet:
     """The policy set of a shipped name such as ``default``, or of a file."""
     if name_or_path in shipped():
@@ -150,6 +165,23 @@ def outdated(data: bytes, source: str) -> tuple[OutdatedField, ...]:
         for place in (root.nearest(loc).key,)
     ]
     return tuple(sorted(found, key=lambda field: (field.line, field.column)))
+
+
+def replaced_lists(data: bytes, source: str) -> tuple[ReplacedList, ...]:
+    """Where a file without faults may have lost entries of a shipped list by adding its own."""
+    root, _ = yaml_tree.parse(_decoded(data, source), source)
+    shipped_evict, found = Policy().evict, list[ReplacedList]()
+    for policy, _ in _policies(root.plain()):
+        for name in ("operator_namespaces", "bystanders"):
+            node, entries = root.find(loc := (*policy, "evict", name)), getattr(shipped_evict, name)
+            if node is None:
+                continue
+            own = node.plain()
+            lacking = tuple(entry for entry in entries if entry not in own)
+            if lacking and not {*own} <= {*entries}:  # who only takes entries out wants them out
+                place = node.key
+                found.append(ReplacedList(source, place.line, place.column, path(loc), lacking))
+    return tuple(found)
 
 
 def read(name: str) -> bytes:

@@ -107,12 +107,14 @@ async def outlived(node: TrialNode) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def unauthorised(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A container uses a GPU without a grant."""
+async def unauthorised(node: TrialNode) -> AsyncIterator[None]:
+    """A container uses the GPU of a pod of others."""
+    pod = await node.run("trusting")
+    [gpu] = node.gpus_of(pod)
     pid = node.occupy(gpu, "stranger")
-    await node.reach(gpu, lambda device: device.state != "clean")
     yield
     node.end(pid)
+    await node.stage.kubelet.delete(pod)
 
 
 @asynccontextmanager
@@ -325,8 +327,9 @@ DAY: tuple[tuple[Act, ...], ...] = (
     (
         Act("a pod leaves data behind that the driver does not clear", residue, ("AutoclaveResidueFound",)),
         Act("a process outlives its pod", outlived),
-        Act("a container uses GPU 0 without a grant", partial(unauthorised, gpu=0), ("AutoclaveUnauthorisedUse",)),
-        Act("a shell on the host holds GPU 1", partial(foreign_process, gpu=1), ("AutoclaveGpuBlocked",)),
+        Act("a container uses the GPU of a pod", unauthorised, ("AutoclaveUnauthorisedUse",)),
+        Act("a shell on the host holds GPU 1", partial(foreign_process, gpu=1),
+            ("AutoclaveGpuBlocked", "AutoclaveGpuOpened")),
     ),
     *(() if groups.why_none() else _FENCE),
     (

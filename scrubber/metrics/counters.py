@@ -17,7 +17,7 @@ from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.measured import Cleared
-from scrubber.core.model import DeviceInfo, Evicted, Holder, InTheWay, Outcome, Receipt, Step, StepResult, Vitals
+from scrubber.core.model import DeviceInfo, Evicted, Holder, InTheWay, Outcome, Owner, Receipt, Step, StepResult, Vitals
 from scrubber.core.record import Record
 from scrubber.metrics import service_metrics
 from scrubber.receipts.state import SigningState
@@ -25,7 +25,7 @@ from scrubber.receipts.state import SigningState
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
 KINDS = ("container", "host", "stuck")
-FINDINGS = (service_metrics.RESIDUE, service_metrics.UNAUTHORISED)  # per device: an alert fires on the first one
+NOBODY, TENANT = "nobody", "tenant"  # who had a device that was used without a grant
 OTHER = "other"  # an unknown code: a driver must not be able to create endless series
 
 
@@ -49,8 +49,8 @@ class ServiceCounters:
     def watch(self, devices: Iterable[DeviceInfo]) -> None:
         """Start the findings of these devices at zero, so that an alert sees the first one as an increase."""
         for device in devices:
-            for row in FINDINGS:
-                self._instruments.export_zero(row, device.name, device.uuid)
+            self._instruments.export_zero(service_metrics.RESIDUE, device.name, device.uuid)
+            self._instruments.export_zero(service_metrics.UNAUTHORISED, device.name, device.uuid, NOBODY)
 
     def process_pass(self) -> None:
         """Count a pass over all processes of the node."""
@@ -75,11 +75,14 @@ class ServiceCounters:
             case ev.Soiled(holders=holders, unnamed=unnamed):
                 self._ended(entry, before)
                 if (holders or unnamed) and before is not None:
-                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, NOBODY)
+            case ev.PutInUse(Owner(crowded=True)) if before is not None:
+                if before.tenancy.owner is None or not before.tenancy.owner.crowded:
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, TENANT)
             case ev.OpenAttempted(opener, held=True, ended=False) if before is not None:
                 # The mode hold lets programs of the node through: they page nobody.
                 if opener.was_let_through and opener.is_contained:
-                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, TENANT)
             case ev.Granted():
                 self._instruments.count(service_metrics.GRANTS, RECEIPT)
             case ev.GrantedUnproven():

@@ -203,8 +203,9 @@ RETURNS = Row(
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
     "autoclave_unauthorised_use_total", Kind.COUNTER,
-    "How often a process that the policy does not exempt used a clean device without a grant, or a container one that"
-    " another pod or job had.", ONE,
+    "How often a process that the policy does not exempt used a clean device without a grant (had_by: nobody), or a"
+    " container one that another pod or job had (had_by: tenant, which is absent until the first such use).",
+    (*ONE, "had_by"),
 )  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,

@@ -184,9 +184,18 @@ def test_only_what_was_in_is_taken_out(book):
 def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     book.tell(lives.CLEAN, ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
     book.tell(lives.CLEAN, ev.Soiled("its proof is too old"))
-    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") == 1
     book.tell(lives.CLEAN, ev.Soiled("it was used without a grant, by a process of pod 7", unnamed=True))
-    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 2
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") == 2
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="tenant") is None
+
+
+def test_a_device_with_two_tenants_is_counted_once(book):
+    owner = lives.CROWDED.tenancy.owner
+    crowded = book.tell(lives.IN_USE, ev.PutInUse(owner))
+    book.tell(crowded, ev.PutInUse(replace(owner, name="main")))
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="tenant") == 1
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") is None
 
 
 def test_a_container_that_is_let_through_is_counted_once(book):
@@ -199,7 +208,8 @@ def test_a_container_that_is_let_through_is_counted_once(book):
         )
     ]  # fmt: skip
     book.tell(lives.IN_USE, *attempts)
-    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 2, "a pod, and a pod that is gone"
+    counted = book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="tenant")
+    assert counted == 2, "a pod, and a pod that is gone"
 
 
 def test_an_error_is_counted_once(book):
@@ -222,7 +232,7 @@ def test_only_a_lost_device_keeps_its_series(book):
         record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
         book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
         out = book.tell(record, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
-        assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == left
+        assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") == left
         book.counters.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
         assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
 

@@ -35,7 +35,7 @@ def check(files: tuple[str, ...], output: str) -> int:
     FILE is a file, the name of a shipped policy, or - for stdin.
 
     Exit code 2 when a service would refuse one of them. A field of an older version is only a warning if it asks for
-    what happens anyway.
+    what happens anyway, and so is a list that adds entries and lacks some of the shipped list, which it replaces.
     """
     checked = [_check(file) for file in dict.fromkeys(files)]
     if output != "text":
@@ -56,6 +56,7 @@ class _CheckedFile:
     policies: policy_model.PolicySet | None  # None: it would refuse the file
     faults: tuple[DocumentFault, ...] = ()
     outdated: tuple[load.OutdatedField, ...] = ()
+    replaced: tuple[load.ReplacedList, ...] = ()
 
 
 def _check(file: str) -> _CheckedFile:
@@ -64,14 +65,17 @@ def _check(file: str) -> _CheckedFile:
         if file in load.shipped():
             return _CheckedFile(name, load.load(file))
         data = sys.stdin.buffer.read(load.LARGEST + 1) if file == "-" else load.read(file)
-        return _CheckedFile(name, load.load_bytes(data, name), outdated=load.outdated(data, name))
+        policies = load.load_bytes(data, name)
+        return _CheckedFile(
+            name, policies, outdated=load.outdated(data, name), replaced=load.replaced_lists(data, name)
+        )  # fmt: skip
     except DocumentError as error:
         return _CheckedFile(name, None, error.faults)
 
 
 def _say(file: _CheckedFile) -> None:
     """Print what is wrong with it on stderr."""
-    for line in (*file.faults, *(f"warning: {field}" for field in file.outdated)):
+    for line in (*file.faults, *(f"warning: {it}" for it in (*file.outdated, *file.replaced))):
         click.echo(human.printable(str(line)), err=True)
 
 
@@ -79,8 +83,9 @@ def _item(file: _CheckedFile) -> dict[str, object]:
     about: dict[str, object] = {"name": "", "rules": None}
     if file.policies is not None:
         about = {"name": file.policies.name, "rules": len(file.policies.rules)}
-    faults, outdated = (list(map(asdict, those)) for those in (file.faults, file.outdated))
-    return {"file": file.name, "valid": file.policies is not None, **about, "faults": faults, "outdated": outdated}
+    lists = {"faults": file.faults, "outdated": file.outdated, "replaced_lists": file.replaced}
+    found = {name: list(map(asdict, those)) for name, those in lists.items()}
+    return {"file": file.name, "valid": file.policies is not None, **about, **found}
 
 
 def _digest(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
