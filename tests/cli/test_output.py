@@ -63,6 +63,14 @@ def test_an_explanation_names_who_asked_for_a_gpu_of_others():
     ]
 
 
+@pytest.mark.parametrize("days", [(2, 0), (3, 2)])
+def test_who_has_not_asked_for_a_day_is_only_counted(days):
+    openers = [replace(OPENER, command=f"top{day}", last=NOW - day * 86_400.0) for day in days]
+    [newest, earlier] = story(replace(ASKING, openers=tuple(openers)))[-4:-2]
+    assert newest.startswith(f'asked   "top{days[-1]}" ')
+    assert earlier == "        1 more opener of the last week: `autoclave history 0 --warnings`"
+
+
 def test_a_status_says_what_the_fence_does_in_one_line():
     assert text_tables.fence([CLEAN], "") == ""
     assert text_tables.fence([ASKING, replace(BUSY, fence="watch")], "") == (

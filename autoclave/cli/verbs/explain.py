@@ -22,6 +22,7 @@ from ground.quantities import quantity
 from scrub_api import admin_client, views
 
 SHOWN = 5  # events
+LATELY = 86_400.0  # seconds; who has not asked since then has no line of his own
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -88,11 +89,16 @@ def _fence(device: views.DeviceStatus, service: views.ServiceStatus | None, now:
         yield f"fence   {device.fence}"
     elif service is not None and service.fence_lacks:
         yield f"fence   none stands, so it is not known who asks for the GPU: {service.fence_lacks}"
+    lately = [it for it in reversed(device.openers) if now - it.last < LATELY] or [*device.openers[-1:]]
     asked = [
         f"{it}{_standing(it)}: at least {quantity(it.times, 'open attempt')}, {it.refused or 'none'} refused, "
         f"last {_ago(now - it.last)}"
-        for it in reversed(device.openers)
+        for it in lately
     ]
+    if earlier := len(device.openers) - len(lately):
+        asked.append(
+            f"{quantity(earlier, 'more opener')} of the last week: `autoclave history {device.argument} --warnings`"
+        )
     if asked:
         yield f"asked   {asked[0]}"
     yield from _indented(asked[1:])
