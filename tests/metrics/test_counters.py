@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from ground.metric_table import Row
 from policies import xids
+from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core import states, step_results
+from scrubber.core.guarded import FenceReading
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -194,6 +196,10 @@ def test_a_device_with_two_tenants_is_counted_once(book):
     owner = lives.CROWDED.tenancy.owner
     crowded = book.tell(lives.IN_USE, ev.PutInUse(owner))
     book.tell(crowded, ev.PutInUse(replace(owner, name="main")))
+    fenced = lives.live(
+        lives.CLEAN, ev.Granted(lives.GRANTED.tenancy.grant, FenceReading(NOW, FenceMode.WATCH, counter="c"))
+    )
+    book.tell(lives.live(fenced, ev.PutInUse(replace(owner, crowded=False))), ev.PutInUse(owner))
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="tenant") == 1
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") is None
 
