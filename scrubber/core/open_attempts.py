@@ -43,6 +43,7 @@ class Written:
     before: Mapping[Who, Opener] = field(default_factory=dict)  # as they were counted when the period began
     rows: Mapping[Who, Opener] = field(default_factory=dict)  # the newest row of each, also of ``OTHERS``
     forgotten: Mapping[Who, Opener] = field(default_factory=dict)  # those of the period whom the caller forgot
+    firsts: Mapping[Who, float] = field(default_factory=dict)  # wall times of first attempts that nobody saw at once
 
     def first_rows(self, counted: Iterable[Opener], room: int) -> list[OpenAttempted]:
         """The first rows that are due, as far as there is room for them.
@@ -105,7 +106,8 @@ class Written:
             before, row = self.before.get(opener.who), self.rows.get(opener.who)
             if before is not None and before.first == opener.first:
                 times, refused = opener.times - before.times, opener.refused - before.refused
-                yield replace(opener, times=times, refused=refused, first=row.first if row else opener.last)
+                first = row.first if row else self.firsts.get(opener.who, opener.last)
+                yield replace(opener, times=times, refused=refused, first=first)
             elif row is not None and row.first < opener.first:  # forgotten since, and counted again
                 times, refused = opener.times + row.times, opener.refused + row.refused
                 yield replace(opener, times=times, refused=refused, first=row.first)
@@ -135,13 +137,14 @@ def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opene
     return list(totals.values()), Written(now, before, rows)
 
 
-def added(earlier: Opener | None, later: Opener) -> Opener:
-    """Both together."""
-    if earlier is None:
-        return later
-    times, refused = earlier.times + later.times, earlier.refused + later.refused
-    first = min(earlier.first, later.first)
-    return replace(later, pod=later.pod or earlier.pod, times=times, refused=refused, first=first)
+def added(one: Opener | None, other: Opener) -> Opener:
+    """Both together: the newest attempt names the process. Attempts are not always read in their order."""
+    if one is None:
+        return other
+    older, newer = (one, other) if one.last <= other.last else (other, one)
+    times, refused = one.times + other.times, one.refused + other.refused
+    first = min(one.first, other.first)
+    return replace(newer, pod=newer.pod or older.pod, times=times, refused=refused, first=first)
 
 
 def _together(openers: Iterable[Opener]) -> Iterable[Opener]:

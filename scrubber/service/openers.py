@@ -85,7 +85,8 @@ class Openers:
         for uuid, record in self._ledger.records.items():
             entries = [entry for entry in page.entries if entry.device == uuid]
             events = [entry.event for entry in entries if isinstance(entry.event, OpenAttempted)]
-            earlier, periods[uuid] = open_attempts.remembered(events, open_attempts.period(record))
+            earlier, now = open_attempts.remembered(events, open_attempts.period(record))
+            periods[uuid] = replace(now, firsts={it.who: it.first for it in self._counted(uuid)})
             given = record.fence.grant
             if (
                 given is not None

@@ -158,16 +158,19 @@ def _attempts(event: ev.OpenAttempted) -> str:
     meanwhile = "while somebody else had it" if event.held else "while nobody had it"
     asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
-        when = f", from {time_of(opener.first)} to {time_of(opener.last)}" if event.ended else ""
-        return f"refused: {who} {asked} {meanwhile}, and each of these was refused{when}"
+        return f"refused: {who} {asked} {meanwhile}, and each of these was refused, {_when(opener)}"
     unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
     how = " which the policy exempted" if opener.exempt else f" {meanwhile}{unauthorised}"
-    when = f", from {time_of(opener.first)} to {time_of(opener.last)}" if event.ended else ""
     in_part = 0 < opener.refused < opener.times
     several = opener.command != "1" if opener.place in OTHERS else opener.place in NOWHERE and in_part
     they, were = ("they", "were") if several else ("it", "was")
     refused = f", and {were} refused {_often(opener.refused)}" if opener.refused else ""
-    return f"opened by {who}{how}; {they} {asked}{refused}{when}"
+    return f"opened by {who}{how}; {they} {asked}{refused}, {_when(opener)}"
+
+
+def _when(opener: Opener) -> str:
+    first, last = time_of(opener.first), time_of(opener.last)
+    return f"at {last}" if first == last else f"from {first} to {last}"
 
 
 def _often(times: int) -> str:

@@ -109,6 +109,29 @@ async def test_a_later_life_names_them_and_writes_no_row_again(node):
     assert await node.rows() == [("stranger", 3, True, False), ("stranger", 5, True, True)]
 
 
+async def test_attempts_while_no_service_ran_keep_their_times(node):
+    """They are read after the start, and not always in their order."""
+    await node.ask("stranger")
+    await node.world.tenancy(node.world.uuids[0])
+    await node.world.die()
+    await asyncio.sleep(120)
+    await node.world.start()
+    node.live, began = LiveOpeners(lambda: node.world.node.now().wall), node.world.node.now().wall
+    for ago, pid, refused in ((60.0, 8, 0), (90.0, 7, 1)):
+        attempt = Opener("stranger", "", "python", pid, False, 1, refused, began - ago, began - ago)
+        node.live.add(node.world.uuids[0], attempt, ignored=False)
+    node.openers = Openers(node.world.context, node.live)
+    await node.openers.write()
+    opener = (await node.attempts())[-1].opener
+    assert (began - opener.first, began - opener.last, opener.pid, opener.times, opener.refused) == (
+        90.0,
+        60.0,
+        8,
+        2,
+        1,
+    )
+
+
 async def test_no_row_exempts_what_happened_before_the_exemption(node):
     await node.world.tenancy(node.world.uuids[0])
     await node.ask("monitor", 3)

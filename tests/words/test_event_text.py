@@ -63,6 +63,7 @@ GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
 REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
 FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
 
+ONCE = replace(lives.OPENER, times=1, first=lives.OPENER.last)
 LIFE = [
     (ev.Discovered(lives.DEVICE, lives.HERE),
      "found NVIDIA H100 80GB HBM3 at index 0; nothing is known about its memory"),
@@ -166,37 +167,43 @@ LIFE = [
      "the fence may have missed somebody: somebody had taken it out of the kernel"),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),
      ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
-      'it asked the '
-      "kernel at least 3 times")),
+      "it asked the kernel at least 3 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
      ("opened by /system.slice/x.service while nobody had it; it asked the kernel at least 3 times, and was refused "
-      "2 times")),
+      "2 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/kubepods/besteffort", pod=""), 7, held=True),
      ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
-      "it asked the kernel at least 3 times")),
+      "it asked the kernel at least 3 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
      ('refused: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
       'had it, and '
       "each of these was refused, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
-    (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
+    (ev.OpenAttempted(replace(ONCE, place="no container", pod="", refused=1), 7, held=True),
      ('refused: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
-      "and each of these was refused")),
+      "and each of these was refused, at 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", refused=2), 7, held=False),
      ('opened by processes called "train-b" (no container) while nobody had it; they asked the kernel at least 3 '
-      "times, and were refused 2 times")),
+      "times, and were refused 2 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
      ('opened by container 0123, last by "train-b" (pid 42), which the policy exempted; it asked the kernel at '
       'least 3 times, '
       "from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="12", pid=0), 7, held=True),
      ("opened by at least 12 other containers without a row of their own while somebody else had it: unauthorised use; "
-      "they asked the kernel at least 3 times")),
+      "they asked the kernel at least 3 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other programs of the node", command="1", refused=1), 7, held=True),
      ("opened by at least 1 other program of the node without a row of its own while somebody else had it; it asked "
-      "the kernel at least 3 times, and was refused 1 time")),
+      "the kernel at least 3 times, and was refused 1 time"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="2", exempt=True), 7, held=False),
      ("opened by at least 2 other containers without a row of their own, which the policy exempted; they asked the "
-      "kernel at least 3 times")),
+      "kernel at least 3 times"
+      ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),
      "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),
