@@ -8,13 +8,15 @@ from scrubber.core import events as ev
 from scrubber.core import fencing
 from scrubber.core.fencing import OpenTo
 from scrubber.core.guarded import EndedTenancy, FenceMemory, FenceReading, Guarded, between
-from scrubber.core.model import Moment
+from scrubber.core.model import Moment, State
 from scrubber.core.record import Record
 
 
 def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:
     """The record after an event, with what it keeps of the fence."""
     memory = before.fence
+    if before.state is State.CLEAN and not isinstance(event, ev.TenancyClosed):
+        memory = replace(memory, ended=None)  # wiped by a version that closed no tenancies
     if after.tenancy.number != before.tenancy.number:
         memory = FenceMemory(proof=memory.proof, ended=_ended(before, event, at))
     match event:

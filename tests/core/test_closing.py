@@ -82,6 +82,15 @@ def test_an_ended_tenancy_is_kept_until_closed():
     assert (closed.fence.ended, closed.fence.proof) == (None, at(70, refused=12))
 
 
+def test_what_an_older_version_has_wiped_is_not_closed_again():
+    """It wrote no closing row after the scrub that passed."""
+    scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    updated = live(clean, ev.Soiled("the service was restarted without a fence"))
+    assert (clean.fence.ended is None, updated.fence.ended) == (False, None)
+    assert updated.fence.proof == clean.fence.proof
+
+
 def test_only_the_tenancy_that_has_ended_is_closed():
     scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
     clean = live(scrubbing, lives.passed(scrubbing))
