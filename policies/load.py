@@ -78,7 +78,8 @@ REMOVED = {
     ),
     "quarantine.probation.longest": RemovedField("pauses grow up to 60 times quarantine.probation.first"),
     "quarantine.probation.flap_window": RemovedField(
-        "flap_limit counts the returns of a week; lower it for a longer memory", _lasts_at_most(FLAP_WINDOW)
+        "flap_limit counts the returns of a week; for a longer memory, choose a lower flap_limit",
+        _lasts_at_most(FLAP_WINDOW),
     ),
     "periodic": RemovedField("to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
 }
@@ -95,7 +96,7 @@ class OutdatedField:
     instead: str  # what holds now, or what to do instead
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}: {self.path} is {OLDER} and changes nothing: {self.instead}"
+        return f"{self.source}:{self.line}:{self.column}: {self.path} is {OLDER} and has no effect: {self.instead}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

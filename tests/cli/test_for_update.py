@@ -69,7 +69,8 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
     (_, _, text, remedy), *more = [it for it in found if it[1] == "ledger"]
     assert f"of format {number} is taken over as format {database.VERSION}" in text
     assert str(place) in remedy
-    assert remedy.count("`From format ") == database.VERSION - number
+    above = " and the sections above it" if number < database.VERSION - 1 else ""
+    assert f"; read the section from format {number}{above} in docs/upgrading.md: " in remedy
     assert ["300 MiB" in text for _, _, text, _ in more] == [True] * (number < 8)
     held, by_xid = texts(found, "quarantine")
     assert re.fullmatch(
@@ -222,7 +223,7 @@ def test_the_last_policy_of_the_node_is_judged(state, examine):
     code, found = examine(place)
     assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
     assert (
-        ":3:12: defaults.periodic is a field of an older version and changes nothing: to test idle devices, run"
+        "/etc/p.yaml:2:12: defaults.periodic is a field of an older version and has no effect: to test idle devices, run"
         in texts(found, "policy")[0]
     )
 
@@ -232,7 +233,7 @@ def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
     code, found = examine(state(NEWEST), "--policy", tmp_path / "p.yaml")
     [text], [also] = texts(found, "policy", "broken"), texts(found, "policy", "warning")
     assert (code, "paths.escalate: found a field of an older version" in text) == (1, True)
-    assert "defaults.gate is a field of an older version and changes nothing" in also
+    assert "defaults.gate is a field of an older version and has no effect" in also
 
 
 UNITS = "name: mine\ndefaults: {fence: {mode: refuse, exempt: {units: [telegraf.service]}}}\n"
@@ -310,6 +311,16 @@ def test_a_refused_policy_says_what_the_service_does(state, examine, tmp_path, k
     assert (code, says in text) == (1, True)
 
 
+def test_a_key_of_receipts_that_is_missing_is_named(state, examine):
+    place = state(NEWEST)
+    assert texts(examine(place)[1], "receipt-key") == []
+    (paths.receipt_key(place) / "key.pem").unlink()
+    code, found = examine(place)
+    [text] = texts(found, "receipt-key", "warning")
+    assert (code, text.startswith(f"{paths.receipt_key(place)}/key.pem is missing: ")) == (0, True)
+    assert texts(examine(paths.ledger(place))[1], "receipt-key") == [], "a copy may lie anywhere"
+
+
 def test_a_state_directory_of_others_is_broken(state, examine):
     place = state(NEWEST)
     place.chmod(0o777)
@@ -321,6 +332,7 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     code, found = examine(place)
     [text] = texts(found, "ledger", "broken")
     assert (code, f"{paths.ledger(place)}: other users may write to it; if it is our file" in text) == (1, True)
+    assert text.startswith("the service starts, but hands out no GPU: ")
     paths.ledger(place).chmod(0o600)
     head = LedgerPaths(paths.ledger(place)).head
     head.chmod(0o666)

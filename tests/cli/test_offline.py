@@ -98,7 +98,7 @@ def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path
     run = autoclave("policy", "check", tmp_path / "old.yaml")
     assert (run.exit_code, run.stdout) == (0, f"{tmp_path}/old.yaml: policy old is valid, 0 rules\n")
     assert run.stderr.startswith(
-        f"warning: {tmp_path}/old.yaml:2:20: defaults.paths.escalate is a field of an older version and changes nothing"
+        f"warning: {tmp_path}/old.yaml:2:20: defaults.paths.escalate is a field of an older version and has no effect"
     )
     [item] = json.loads(autoclave("policy", "check", tmp_path / "old.yaml", "-o", "json").stdout)["items"]
     assert (item["valid"], [fault["path"] for fault in item["outdated"]]) == (True, ["defaults.paths.escalate"])

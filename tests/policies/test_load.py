@@ -225,7 +225,7 @@ def test_a_removed_field_that_changes_nothing_only_warns(name, value):
     warned = load.outdated(text.encode(), "p.yaml")
     assert [(fault.line, fault.path) for fault in warned] == [(2, f"defaults.{name}"), (4, f"rules[0].policy.{name}")]
     assert str(warned[0]).endswith(
-        f": defaults.{name} is a field of an older version and changes nothing: {load.REMOVED[name].instead}"
+        f": defaults.{name} is a field of an older version and has no effect: {load.REMOVED[name].instead}"
     )
 
 

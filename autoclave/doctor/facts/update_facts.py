@@ -28,6 +28,7 @@ from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.ledger_rows import KINDS
 from scrubber.ledger.reading import LedgerFile
 from scrubber.policy import digest_of
+from scrubber.receipts.key import KEY
 
 Values = Mapping[str, Any]
 ELSEWHERE = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that the file does not have
@@ -54,6 +55,14 @@ class LastPolicy(ReadPolicy):
 
 
 @dataclass(frozen=True, slots=True)
+class StateFault:
+    """Why the service cannot use its state directory, and what to do."""
+
+    why: str
+    starts: bool = False  # but it hands out no GPU
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """All that is known before an update."""
 
@@ -65,7 +74,8 @@ class Update:
     flags: Mapping[str, Collection[str]]  # those that programs of this version take, by the value that adds some
     boot_id: str  # of the machine on which the doctor runs
     uptime: float  # of the same
-    fault: str | None  # why the service does not start with this state directory
+    fault: StateFault | None
+    key_missing: str  # the file of the key of receipts, if it does not exist
     room: Room | CheckFault | None  # in it; None if a ledger alone was named
 
 
@@ -88,21 +98,22 @@ def gather(
     next_one = _fenced(_next(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
     here = boot.boot_id(), boot.uptime()
     room = posture.room_in(str(state)) if state is not None else None
-    return Update(ledger, next_one, unread, last, given, flags, *here, _fault(state), room)
+    key = paths.receipt_key(state) / KEY if state is not None else None
+    missing = str(key) if key is not None and not key.exists() else ""
+    return Update(ledger, next_one, unread, last, given, flags, *here, _fault(state), missing, room)
 
 
-def _fault(state: Path | None) -> str | None:
-    """Why the service refuses the directory, or a file of the ledger in it, and what to do."""
+def _fault(state: Path | None) -> StateFault | None:
     if state is None:
         return None
     try:
         if why := private_files.directory_fault(state, private_files.NOT_TO_CHANGE):
-            return errors.joined(why, private_files.MAKE_PRIVATE)
+            return StateFault(errors.joined(why, private_files.MAKE_PRIVATE))
         LedgerPaths(paths.ledger(state)).check(private_files.demand_own)
     except private_files.ForeignFileError as error:
-        return f"{error.filename}: {error.strerror}"
+        return StateFault(f"{error.filename}: {error.strerror}", starts=True)
     except OSError as error:
-        return f"{error.strerror}"
+        return StateFault(f"{error.strerror}")
     return None
 
 
@@ -187,8 +198,9 @@ def _last(ledger: LedgerFile) -> LastPolicy:
     name, _ = _last_in_force(ledger)
     if kept.exists():
         text = load.read(str(kept))
-        found, first = _from_bytes(text, str(kept)), text.partition(b"\n")[0]
+        first, _, rest = text.partition(b"\n")
         kept_of = first[2:].decode(errors="replace") if first.startswith(b"# ") else ""
+        found = _from_bytes(rest, kept_of) if kept_of else _from_bytes(text, str(kept))  # with the lines of that file
     else:
         found, kept_of = _shipped(name) if name in load.shipped() else ReadPolicy(name, None), ""
     return LastPolicy(found.source, found.policies, found.faults, found.outdated, kept_of, kept_of)

@@ -69,8 +69,9 @@ def judge(update: Update) -> tuple[Finding, ...]:
         "disk": _disk,
         "quarantine": _quarantines,
         "owner": _owners,
-        "policy": _policy,
+        "receipt-key": _key,
         "fence": _fence,
+        "policy": _policy,
         "scrub": _scrubs,
         "values": _values,
     }
@@ -81,15 +82,17 @@ def _ledger(update: Update) -> Iterator[Finding]:
     """The ledger is taken over."""
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
     if update.fault is not None:
-        text = f"the service does not start: it cannot use the state directory {ledger.path.parent}: {update.fault}"
+        does = "starts, but hands out no GPU" if update.fault.starts else "does not start"
+        text = f"the service {does}: it cannot use the state directory {ledger.path.parent}: {update.fault.why}"
         yield broken(text, "then check the update again")
     if ledger.version == database.VERSION:
         yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
         return
     text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
     text += f"says of {gpus} stays. The older version refuses it from then on"
-    sections = " and ".join(f"`From format {number}`" for number in range(ledger.version, database.VERSION))
-    read = f"read {sections} in docs/upgrading.md: alerts, metrics and rights are only there"
+    older = " and the sections above it" if ledger.version < database.VERSION - 1 else ""
+    read = f"read the section from format {ledger.version}{older} in docs/upgrading.md: alerts, metrics and rights are "
+    read += "only there"
     keep = f"to be able to go back, drain the node, stop the service, and copy {ledger.path.parent} before the update"
     yield warning(text, f"{keep}; {read}")
     chosen = any(str(flag).startswith("--evidence-rows") for flag in _list(update, "scrubber.extraArgs"))
@@ -111,13 +114,18 @@ def _list(update: Update, name: str) -> list[object]:
 
 def _quarantines(update: Update) -> Iterator[Finding]:
     """Each quarantine holds."""
-    out = [(record, record.health.quarantine) for record in update.ledger.records.values()]
-    for record, quarantine in out:
+    out = False
+    for record in update.ledger.records.values():
+        quarantine, ailment = record.health.quarantine, record.health.ailment
         if quarantine is not None:
             ailment = quarantine.ailment
             until = "an operator reinstates it" if quarantine.next_probe is None else "a test of Autoclave passes"
             yield ok(f"{_gpu(record.device)} stays quarantined until {until}: {ailment.kind.value}: {ailment.detail}")
-    if not any(quarantine for _, quarantine in out):
+        elif ailment is not None:
+            when = "is quarantined as soon as its owner has ended, as before the update"
+            yield ok(f"{_gpu(record.device)} {when}: {ailment.kind.value}: {ailment.detail}")
+        out = out or ailment is not None
+    if not out:
         yield ok("no GPU is quarantined")
 
 
@@ -133,6 +141,17 @@ def _owners(update: Update) -> Iterator[Finding]:
         yield ok(text)
     if not owned:
         yield ok("no GPU has an owner")
+
+
+def _key(update: Update) -> Iterator[Finding]:
+    """The key that signs the receipts is there."""
+    signed = any(it.scrubs.receipt is not None and it.scrubs.receipt.envelope for it in update.ledger.records.values())
+    if signed and update.key_missing:
+        text = f"{update.key_missing} is missing: the receipts of this node were signed with its key. The service "
+        text += "makes a new key if the whole directory is missing, and otherwise signs nothing"
+        yield warning(
+            text, "put the directory back from a copy, or collect the new public key: `autoclave receipt key`"
+        )
 
 
 def _owner(record: Record) -> str:
@@ -152,7 +171,7 @@ def _policy(update: Update) -> Iterator[Finding]:
         remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
         yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
     for field in policy.outdated:
-        yield warning(str(field), "take it out of the file; the policy is used as it is")
+        yield warning(str(field), "take it out of your policy file; the policy is used as it is")
     if update.unread:
         named = ", ".join(update.unread)
         text = f"the policy in {named} of the values was not read: the last one of the node is judged"
@@ -162,7 +181,8 @@ def _policy(update: Update) -> Iterator[Finding]:
         remedy = "name the policy of this node by --policy: the findings `fence` and `scrub` need it"
         yield warning(f"{text}: no policy was judged", remedy)
     if policy.policies is not None and not policy.outdated:
-        yield ok(f"this version takes the policy {_called(policy, policy.policies)}")
+        last = ", the last one of the node: the values choose none" if update.values and policy is update.last else ""
+        yield ok(f"this version takes the policy {_called(policy, policy.policies)}{last}")
 
 
 def _started(update: Update) -> str:
@@ -272,7 +292,7 @@ def _scrubbed(record: Record, policy: Policy, update: Update) -> str | None:
         case State.SCRUBBING:
             return "because it cuts the present one off"
         case State.UNKNOWN | State.DIRTY:
-            return f"because the present state is {state_words(record.state.value)}"
+            return f"as soon as nobody has it open, because the present state is {state_words(record.state.value)}"
         case State.QUARANTINED:
             return _tested(record, policy, update)
         case _ if record.incarnation.boot_id != update.boot_id:
