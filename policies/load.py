@@ -178,6 +178,8 @@ def replaced_lists(data: bytes, source: str) -> tuple[ReplacedList, ...]:
             if node is None:
                 continue
             own = node.plain()
+            if not isinstance(own, list):
+                continue
             lacking = tuple(entry for entry in entries if entry not in own)
             if lacking and not {*own} <= {*entries}:  # who only takes entries out wants them out
                 place = node.key

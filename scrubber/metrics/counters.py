@@ -25,7 +25,7 @@ from scrubber.receipts.state import SigningState
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
 KINDS = ("container", "host", "stuck")
-NOBODY, TENANT = "nobody", "tenant"  # who had a device that was used without a grant
+NO_TENANT, TENANT = "nobody", "tenant"  # who had a device that was used without a grant
 OTHER = "other"  # an unknown code: a driver must not be able to create endless series
 
 
@@ -50,7 +50,7 @@ class ServiceCounters:
         """Start the findings of these devices at zero, so that an alert sees the first one as an increase."""
         for device in devices:
             self._instruments.export_zero(service_metrics.RESIDUE, device.name, device.uuid)
-            self._instruments.export_zero(service_metrics.UNAUTHORISED, device.name, device.uuid, NOBODY)
+            self._instruments.export_zero(service_metrics.UNAUTHORISED, device.name, device.uuid, NO_TENANT)
 
     def process_pass(self) -> None:
         """Count a pass over all processes of the node."""
@@ -75,7 +75,7 @@ class ServiceCounters:
             case ev.Soiled(holders=holders, unnamed=unnamed):
                 self._ended(entry, before)
                 if (holders or unnamed) and before is not None:
-                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, NOBODY)
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, NO_TENANT)
             case ev.PutInUse(Owner(crowded=True)) if before is not None and not _is_crowded(before):
                 if before.fence.grant is None or before.fence.grant.why:  # else the fence counts who opens it
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, TENANT)

@@ -95,6 +95,10 @@ STATE_SINCE = Row(
     ONE, SECONDS,
 )  # fmt: skip
 HEALTHY = Row("autoclave_device_healthy", Kind.GAUGE, "1 while a device is offered to the kubelet as Healthy.", ONE)
+CROWDED = Row(
+    "autoclave_device_crowded", Kind.GAUGE,
+    "1 while a device has a tenant beside which a container of another pod was seen, until the tenancy ends.", ONE,
+)  # fmt: skip
 BLOCKED = Row(
     "autoclave_device_blocked", Kind.GAUGE,
     "1 while something blocks the scrub of a device; `autoclave explain` says what. Absent otherwise.", ONE,

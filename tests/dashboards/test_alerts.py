@@ -96,7 +96,7 @@ def test_a_scrubber_that_does_not_run_is_asked_elsewhere():
 
 def test_an_opened_gpu_is_asked_whether_a_tenant_had_it():
     [notes] = [alert["annotations"] for alert in ALERTS if alert["alert"] == "AutoclaveGpuOpened"]
-    assert COMMAND.findall(notes["description"]) == ["history {{ $labels.gpu }} --since 2h --warnings"]
+    assert COMMAND.findall(notes["description"]) == ["history {{ $labels.gpu }} --warnings"]
     assert '"while somebody else had it"' in notes["description"]
 
 

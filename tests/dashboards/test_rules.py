@@ -34,7 +34,7 @@ WORDS = {  # the values that a condition may name, by label
     "job": {"autoclave-scrubber", "autoclave-plugin", "autoclave-dra"},
     "policy": {"observe"},
     "answer": {gauges.REFUSED, gauges.COUNTED},
-    "had_by": {counters.NOBODY, counters.TENANT},
+    "had_by": {counters.NO_TENANT, counters.TENANT},
     "lacks": {""},
 }
 

@@ -54,7 +54,7 @@ def used_by(record, owner):
     return replace(record, state=State.IN_USE, tenancy=replace(record.tenancy, owner=owner))
 
 
-def test_a_quarantine_that_waits_for_its_owner_is_told(findings):
+def test_a_quarantine_that_waits_for_its_owner_is_named(findings):
     ailment = Ailment(AilmentKind.OPERATOR, "its fan sounds odd")
     [found] = findings("quarantine", lambda it: replace(it, health=replace(it.health, ailment=ailment)))
     assert found.text.endswith(

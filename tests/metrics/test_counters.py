@@ -193,12 +193,12 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
 
 
 def test_a_device_with_two_tenants_is_counted_once(book):
-    owner = lives.CROWDED.tenancy.owner
+    owner, grant = lives.CROWDED.tenancy.owner, lives.GRANTED.tenancy.grant
+    assert owner is not None
+    assert grant is not None
     crowded = book.tell(lives.IN_USE, ev.PutInUse(owner))
     book.tell(crowded, ev.PutInUse(replace(owner, name="main")))
-    fenced = lives.live(
-        lives.CLEAN, ev.Granted(lives.GRANTED.tenancy.grant, FenceReading(NOW, FenceMode.WATCH, counter="c"))
-    )
+    fenced = lives.live(lives.CLEAN, ev.Granted(grant, FenceReading(NOW, FenceMode.WATCH, counter="c")))
     book.tell(lives.live(fenced, ev.PutInUse(replace(owner, crowded=False))), ev.PutInUse(owner))
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="tenant") == 1
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS, had_by="nobody") is None

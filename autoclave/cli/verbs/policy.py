@@ -83,8 +83,8 @@ def _item(file: _CheckedFile) -> dict[str, object]:
     about: dict[str, object] = {"name": "", "rules": None}
     if file.policies is not None:
         about = {"name": file.policies.name, "rules": len(file.policies.rules)}
-    lists = {"faults": file.faults, "outdated": file.outdated, "replaced_lists": file.replaced}
-    found = {name: list(map(asdict, those)) for name, those in lists.items()}
+    faults, outdated, replaced = (list(map(asdict, those)) for those in (file.faults, file.outdated, file.replaced))
+    found = {"faults": faults, "outdated": outdated, "replaced_lists": replaced}
     return {"file": file.name, "valid": file.policies is not None, **about, **found}
 
 
