@@ -3,7 +3,8 @@
 Rule 1: ``append`` checks, then writes, then shows: the transition table accepts the event, the store writes it to
         the disk, and only then do readers see the new record.
 Rule 2: start-up replays the entries through the same ``states.apply``. Nothing else changes a record.
-Rule 3: after a failed write, what is on the disk is valid: the ledger loads the records again before the next append.
+Rule 3: after a failed write, what is on the disk is valid: the ledger loads the records again before the next append
+        (``outage``).
 Rule 4: a holder that was seen but could not be recorded is recorded first: it may have ended by then.
 """
 
@@ -28,11 +29,11 @@ from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
-from scrubber.core.standstills import LONG
-from scrubber.ledger import ledger_rows
+from scrubber.ledger import ledger_rows, outage
 from scrubber.ledger.database import REMEMBERED, Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
+from scrubber.ledger.outage import Disk, Outage, Works
 from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.notary import Notary
 from scrubber.words import event_text
@@ -134,10 +135,8 @@ class Ledger:
         self.changed = Changed()  # a row was added, or a write has failed
         self.follow: Callable[[Record], None] = _no_follower  # gets each new record, before a reader sees it
         self.read_fence: Callable[[str], FenceReading | None] = _unread  # what it has counted of a device up to now
-        self._stale = False
+        self._disk: Disk = Works()
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
-        self.fault: LedgerUnavailable | None = None
-        self._outage: ev.WritesFailed | None = None  # in no row yet; while there is a fault, it lasts
         loaded = loaded or store.load(states.replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -150,6 +149,11 @@ class Ledger:
         self.head = loaded.head  # a copy elsewhere shows whether the last rows were cut off
         self._rows = loaded.rows
         self._recent = deque(loaded.recent, REMEMBERED)
+
+    @property
+    def fault(self) -> LedgerUnavailable | None:
+        """Why nothing can be written now."""
+        return self._disk.fault if isinstance(self._disk, Outage) else None
 
     @property
     def seq(self) -> int:
@@ -171,17 +175,16 @@ class Ledger:
 
     async def try_again(self) -> None:
         """After a failed write, record since when nothing could be written: it shows when the ledger works again."""
-        if self._outage is not None and not self._lock.locked():  # a write that hangs must not hold up its caller
+        if self._disk != Works() and not self._lock.locked():  # a write that hangs must not hold up its caller
             await aio.finish(self._append_of_node())
 
     def was_unavailable(self, since: Moment, why: str) -> None:
         """It could not be opened since this moment: the next write records that."""
-        self._outage = ev.WritesFailed(since, self._now(), why)
+        self._disk = Works(ev.WritesFailed(since, self._now(), why))
 
     async def _append_of_node(self, *events: ev.NodeEvent) -> None:
         async with self._lock:
-            if self._outage is not None:
-                await self._catch_up("")
+            await self._catch_up("")
             for event in events:
                 await self._record_of_node(event)
         self.changed.notify()
@@ -196,33 +199,31 @@ class Ledger:
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
             try:
-                first = await self._catch_up(op) if self._outage is not None else frozenset[str]()
-                if first.isdisjoint(device for device, _ in events):
+                late = await self._catch_up(op)
+                decided_without = not late.isdisjoint(device for device, _ in events)
+                if not decided_without:
                     await self._record(op, events)
             except LedgerUnavailable:
-                for device, event in events:
-                    sighting = states.to_record_later(self._unwritten.get(device), event)
-                    if sighting is not None:
-                        self._unwritten[device] = sighting
+                self._record_later(events)
                 raise
-            if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
-                self.changed.notify()
-                why = "cannot record this: an earlier observation of the device had to be recorded first"
-                raise LedgerUnavailable(why, "try again")
         self.changed.notify()
+        if decided_without:
+            why = "cannot record this: an earlier observation of the device had to be recorded first"
+            raise LedgerUnavailable(why, "try again")
 
     async def _catch_up(self, op: str) -> frozenset[str]:
-        """Record an outage, and after a failed write load the records first, and record the sightings not written.
+        """Write what an outage has left to write; returns the devices whose sightings were recorded late.
 
-        Returns the devices of these sightings. The sightings are kept until they are on the disk.
+        The sightings are kept until they are on the disk.
         """
-        if self._stale:
+        if self._disk == Works():
+            return frozenset()
+        if outage.is_stale(self._disk):
             self._set_records(await self._write(lambda: self._store.load(states.replay), self._now()))
-            self._stale = False
-        if self._outage is not None:
-            outage = self._outage if self.fault is None else replace(self._outage, until=self._now())
-            await self._record_of_node(outage)
-            self._outage = None
+        untold = outage.to_tell(self._disk, self._now())
+        if untold is not None:
+            await self._record_of_node(untold)
+            self._disk = Works()
         late = ((device, states.late(self._records.get(device), event)) for device, event in self._unwritten.items())
         events = [(device, event) for device, event in late if event is not None]
         if events:
@@ -230,7 +231,14 @@ class Ledger:
         self._unwritten = {}
         return frozenset(device for device, _ in events)
 
+    def _record_later(self, events: Sequence[tuple[str, Event]]) -> None:
+        for device, event in events:
+            sighting = states.to_record_later(self._unwritten.get(device), event)
+            if sighting is not None:
+                self._unwritten[device] = sighting
+
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
+        """Legal, then durable, then true."""
         at = self._now()
         drafts = [LedgerEntry(0, device, at, op, self._read(device, event)) for device, event in events]
         changed: dict[str, Record] = {}
@@ -247,11 +255,7 @@ class Ledger:
             self.follow(record)
         self._records.update(changed)
         self._has_written(entries)
-        if self._listener is not None:
-            try:
-                self._listener(entries, before, asyncio.get_running_loop().time() - began)
-            except Exception:  # the events are recorded: an error in the metrics must not undo that
-                logger.exception("cannot count what was recorded")
+        self._tell(entries, before, asyncio.get_running_loop().time() - began)
         if self._rows >= self._most:
             folded = await self._write(
                 lambda: self._store.compact(states.replay, self._keep, at, self._evidence), self._now()
@@ -259,13 +263,18 @@ class Ledger:
             self._rows -= folded
         self.head = self._store.head
 
+    def _tell(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], took: float) -> None:
+        if self._listener is not None:
+            try:
+                self._listener(entries, before, took)
+            except Exception:  # the events are recorded: an error in the metrics must not undo that
+                logger.exception("cannot count what was recorded")
+
     def _read(self, device: str, event: Event) -> Event:
         """The event, with what the fence has counted if it is one of those that a tenancy begins or ends with."""
         return replace(event, fence=self.read_fence(device)) if isinstance(event, ev.READS_FENCE) else event
 
     def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
-        """After a successful write. Only that clears the fault: a readable ledger may still be read-only."""
-        self.fault = None
         self._recent.extend(entries)
         self._rows += len(entries)
         for entry in entries:
@@ -289,7 +298,7 @@ class Ledger:
         """Have the notary sign the present state of the ledger, unless the last write failed."""
         async with self._lock:
             notary = self.notary
-            if notary is None or self._stale:
+            if notary is None or outage.is_stale(self._disk):
                 return
             try:
                 await self._write(lambda: notary.checkpoint(self._store.prove(self._store.head.size)[0]), self._now())
@@ -299,22 +308,18 @@ class Ledger:
                 logger.exception("cannot sign a checkpoint")
 
     async def _write(self, work: Callable[[], T], began: Moment) -> T:
-        """``began``: now, which most callers know."""
+        """Do this on the writing thread. What it wrote is on the disk when this returns. ``began``: now."""
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(SLOW, self._stalled, began)
         try:
             done = await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
-            self._stale = True
-            self._set_fault(error, began)
+            self._report(outage.failed(self._disk, error, began))
             raise
         finally:
             alarm.cancel()
-        if self.fault is not None and self._outage is not None and not self._stale:  # it was slow, and succeeded
-            now = self._now()
-            lasted = now.uptime - self._outage.since.uptime
-            self._outage = replace(self._outage, until=now) if lasted >= LONG else None
-            self.fault = None
+        if isinstance(self._disk, Outage):
+            self._disk = outage.wrote(self._disk, self._now())
         return done
 
     def _stalled(self, began: Moment) -> None:
@@ -322,12 +327,11 @@ class Ledger:
         slow = LedgerUnavailable(
             f"a write has taken longer than {SLOW:g} s", "look for a disk that hangs in the kernel log"
         )
-        self._set_fault(slow, began)
+        self._report(outage.hangs(self._disk, slow, began))
 
-    def _set_fault(self, fault: LedgerUnavailable, began: Moment) -> None:
+    def _report(self, disk: Outage) -> None:
         """A service that cannot record offers no device: wake all waiting calls."""
-        self.fault = fault
-        self._outage = self._outage or ev.WritesFailed(began, began, str(fault))
+        self._disk = disk
         self.changed.notify()
 
     async def history(

@@ -341,7 +341,10 @@ PLANTED = [
     Mutant(CHANGES, 'tenancy.awaits != "" and not grant.at_start', "False", tests=IN_STATES),
     Mutant(CHANGES, "else tenancy.number + left", "else tenancy.number", tests=IN_STATES),
     Mutant(STANDSTILLS, "uptime - seen.reported >= every", "True", tests="tests/core/test_standstills.py"),
-    Mutant("scrubber/ledger/ledger.py", "if lasted >= LONG else None", "if lasted < 0 else None", tests=IN_LEDGER),
+    Mutant("scrubber/ledger/outage.py", "if lasted >= LONG else None", "if lasted < 0 else None", tests=IN_LEDGER),
+    Mutant(
+        "scrubber/ledger/outage.py", "fault, began), stale=True)", "fault, began))", tests="tests/ledger/test_ledger.py"
+    ),
     Mutant("scrubber/jobs/path_run.py", "is not None and done != self.bytes_done", "is not None", tests=IN_REPORT),
     Mutant(STUCK, "evict.findings.stuck or None", "evict.findings.stuck", tests=IN_SINCE),
     Mutant(OWNERSHIP, "if facts.holders is None:\n        return None", "if False:\n        pass", tests=IN_SINCE),
