@@ -39,7 +39,7 @@ def test_a_service_may_have_another_fence_than_its_policy(file, policy):
         file.write_text(policy)
     active = ActivePolicy(str(file) if policy == RULES else policy, fence=FenceMode.HOLD)
     for _ in range(2):
-        assert {it.fence_mode for it in active._loaded[0].policies} == {FenceMode.HOLD}
+        assert {it.fence_mode for it in active._in_force.policies.policies} == {FenceMode.HOLD}
         active.reload()
 
 
@@ -47,7 +47,9 @@ def test_the_last_policy_has_the_fence_of_the_service_too(file, kept):
     file.write_text(RULES)
     ActivePolicy(str(file), kept).keep()
     file.write_text(BROKEN)
-    assert ActivePolicy(str(file), kept, FenceMode.WATCH)._loaded[0].rules[0].policy.fence_mode is FenceMode.WATCH
+    assert (
+        ActivePolicy(str(file), kept, FenceMode.WATCH)._in_force.policies.rules[0].policy.fence_mode is FenceMode.WATCH
+    )
 
 
 @pytest.mark.parametrize(("said", "does"), [("hold", "watch"), ("refuse", "watch"), ("off", "off")])

@@ -244,7 +244,7 @@ PLANTED = [
     Mutant(TENANT, "planted += recognised(data, order.key)", "planted += 0", tests=IN_ROUNDS),
     Mutant(JUDGE_OF, "if not looks or not all(look.read for look in looks):", "if not looks:", tests=IN_JUDGE),
     Mutant("scrubber/receipts/note.py", "_name(checkpoint.origin)", "checkpoint.origin", tests=IN_NOTE),
-    Mutant("scrubber/policy.py", "            self._keep(policies, text)", "            pass", tests=IN_POLICY),
+    Mutant("scrubber/policy.py", "            self._replace_last(loaded)", "            pass", tests=IN_POLICY),
     Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
     Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
     Mutant("scrubber/ledger/ledger_rows.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),

@@ -325,7 +325,7 @@ class World:
     def change_policy(self, policy: str) -> None:
         """What ``ActivePolicy.reload`` does once it has read the file."""
         self.active_policy.source = policy
-        self.active_policy._loaded = _active_policy(policy)._loaded
+        self.active_policy._in_force = _active_policy(policy)._in_force
 
     def restart_kubelet(self) -> None:
         """Another life of the kubelet: its socket is another file."""
