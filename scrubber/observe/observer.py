@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.core import absence, fencing
+from scrubber.core import absence, fencing, ownership
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
@@ -67,13 +67,14 @@ class Observer:
 
     async def for_round(self, record: Record) -> Facts:
         """Facts for a round of the monitor."""
-        return await self._by_list(record, Purpose.ROUND)
+        return await self.with_kubelet(record, await self._by_list(record, Purpose.ROUND))
 
     async def before_grant(self, record: Record, recipient: Recipient) -> Facts:
         """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use."""
         announced = isinstance(recipient, ForPod) and recipient.announced
         purpose = Purpose.RESERVE if announced else Purpose.GRANT
-        return self._unchanged(record, purpose) or await self._by_list(record, purpose)
+        facts = self._unchanged(record, purpose) or await self._by_list(record, purpose)
+        return await self.with_kubelet(record, facts)
 
     def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
         """What was seen last, if that is enough. None if the fence does not confirm it immediately."""
@@ -118,7 +119,7 @@ class Observer:
 
     async def before_start(self, record: Record, starting_pod: str) -> Facts:
         """Facts for the start of a container."""
-        return await self._all_holders(record, Purpose.START, starting_pod)
+        return await self.with_kubelet(record, await self._all_holders(record, Purpose.START, starting_pod))
 
     async def for_change(self, record: Record) -> Facts:
         """Facts that are enough for a change: all holders of the device."""
@@ -320,6 +321,27 @@ class Observer:
             return ()
         member = self._owners.member(owner)
         return self._processes.process(member) if member is not None else ()
+
+    async def with_kubelet(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
+        """The facts of a granted device, with the run of the kubelet.
+
+        Where a decision about the owner needs them, also with the pods in the kubelet's checkpoint.
+        """
+        owner, uuid = record.tenancy.owner, record.device.uuid
+        if record.tenancy.grant is not None:
+            facts = replace(facts, epoch=self.epoch())
+        of_owner = (
+            owner is not None
+            and ownership.needs_assignment(owner, facts)
+            and not ownership.about_to_start(owner, facts.at)
+        )
+        of_job = to_take_back and record.tenancy.until_release
+        if not of_owner and not of_job:
+            return facts
+        try:
+            return replace(facts, assigned_pods=(await self.assignments([uuid]))[uuid].pods)
+        except (assignments.AssignmentsError, DeviceError):
+            return facts
 
     def epoch(self) -> str:
         """Names this run of the kubelet."""

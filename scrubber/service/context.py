@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.policy_model import Policy, Receipts
-from scrubber.core import next_action, ownership, proof
+from scrubber.core import next_action, proof
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.core.record import Record
-from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
-from scrubber.node.assignments import AssignmentsError
 from scrubber.node.pods import Tenants
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
@@ -120,29 +118,6 @@ class ServiceContext:
         if ended is not None:
             await self.ledger.append(op, (device, ended))
         return self.record(device), facts
-
-    async def complete(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
-        """The facts of an observation, with what else a decision needs.
-
-        For a granted device this is the run of the kubelet and, for some decisions about the owner, the pods in the
-        kubelet's checkpoint.
-        """
-        owner = record.tenancy.owner
-        if record.tenancy.grant is not None:
-            facts = replace(facts, epoch=self.observer.epoch())
-        of_owner = (
-            owner is not None
-            and ownership.needs_assignment(owner, facts)
-            and not ownership.about_to_start(owner, facts.at)
-        )
-        of_job = to_take_back and record.tenancy.until_release
-        if not of_owner and not of_job:
-            return facts
-        device = record.device.uuid
-        try:
-            return replace(facts, assigned_pods=(await self.observer.assignments([device]))[device].pods)
-        except (AssignmentsError, DeviceError):
-            return facts
 
     def withhold(self, devices: Collection[str]) -> None:
         """Stop offering devices whose request failed, or the kubelet would try them with one pod after the other."""

@@ -1,5 +1,9 @@
 """Acquires, starts and releases devices for tenants: carries out what core answers, within a request's deadline.
 
+A request goes through rounds. A round locks the devices, looks at each, lets core decide, and records the decision. If
+the devices cannot go out yet, the round has started the scrubs that they need. The request waits, and begins the next
+round.
+
 Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
 Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.
 Rule 3: the word of a caller is never believed. The observation decides.
@@ -12,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -26,7 +29,7 @@ from scrubber.core import acquire, answers, pauses, recipients, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Pods
-from scrubber.core.model import KubeletAssignment
+from scrubber.core.model import Facts, KubeletAssignment
 from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
@@ -51,13 +54,13 @@ ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
 START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this container waits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """What a caller asks for, and what applied when it asked.
+    """What a caller asks for, what applied when it asked, and what its last round has decided.
 
-    It is made once, because two answers to one question can differ. A request may wait and observe again. So each
-    decision uses the policy that is in force at that moment, and so does everything that follows from the decision. The
-    moment of a decision is that of its facts (``Facts.at``).
+    What applied is found once, because two answers to one question can differ. But each round uses the policy that is
+    in force at its moment, and so does everything that follows from its decision. The moment of a decision is that of
+    its facts (``Facts.at``).
     """
 
     action: Action
@@ -66,8 +69,10 @@ class Request:
     epoch: str  # the run of the kubelet that was there: one that starts later did not send this request
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
-    policies: dict[str, DevicePolicy]  # by device: the one of its last decision; before it, the one of the door
-    replies: dict[str, Answer] = field(default_factory=dict)  # by device: the last decision
+    replies: Mapping[str, Answer] = field(default_factory=dict)  # by device: the last decision
+    policies: dict[str, DevicePolicy] = field(default_factory=dict)  # by device: the one of the last decision
+    running: Sequence[ScrubJob] = ()  # the jobs that the last decisions need
+    joined: dict[str, ScrubJob] = field(default_factory=dict)  # by device: the last job that it has waited for
 
     @property
     def waits(self) -> dict[str, answers.Wait]:
@@ -117,35 +122,34 @@ class TenantRequests:
                 raise
 
     async def _acquire(self, request: Request, recipient: Recipient) -> dict[str, GrantedDevice]:
-        context = self._context
-
-        async def answer(device: str) -> answers.AcquireAnswer:
-            for _ in range(MAX_ROUNDS):
-                record = context.ledger.records[device]
-                facts = await context.complete(record, await context.observer.before_grant(record, recipient))
-                policy, containers_wait = self._policy_now(request, device), context.containers_wait(device)
-                reply = acquire.decide(record, facts, policy, facts.at, recipient, containers_wait=containers_wait)
-                if (final := await self._carry_out(request, record, reply)) is not None:
-                    return final
-            return self._no_decision(request, device)
-
-        joined: dict[str, ScrubJob] = {}
         while True:
             try:
-                async with self._locked(request):
-                    replies = await self._of_all(request, answer)
-                    if (partly := acquire.partly_held(replies)) is not None:
-                        raise _error(partly)
-                    _raise_refusals(replies, joined, request.action)
-                    running = await self._start_jobs(request, replies)
-                    if not request.not_accepted:
-                        await self._grant(request, replies, recipient)
-                        return {device: self._granted(request, device, answer) for device, answer in replies.items()}
+                granted = await self._try_acquire(request, recipient)
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
                 continue
-            joined |= {job.device: job for job in running}
-            await self._wait(request, running)
+            if granted is not None:
+                return granted
+            await self._wait(request)
+
+    async def _try_acquire(self, request: Request, recipient: Recipient) -> dict[str, GrantedDevice] | None:
+        """One round: grant all devices; None if the request must wait first."""
+        context = self._context
+
+        def judge(record: Record, facts: Facts, policy: Policy) -> answers.AcquireAnswer:
+            waits = context.containers_wait(record.device.uuid)
+            return acquire.decide(record, facts, policy, facts.at, recipient, containers_wait=waits)
+
+        async with self._locked(request):
+            replies = await self._decide(request, lambda it: context.observer.before_grant(it, recipient), judge)
+            if (partly := acquire.partly_held(replies)) is not None:
+                raise _error(partly)
+            _raise_refusals(request)
+            await self._start_jobs(request)
+            if request.not_accepted:
+                return None
+            await self._record_grants(request, recipient)
+            return {device: self._describe_grant(request, device) for device in replies}
 
     async def start(
         self,
@@ -161,31 +165,22 @@ class TenantRequests:
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         request = self._request(Action.START_ON, devices, op, within)
-        joined: dict[str, ScrubJob] = {}
-        starting_pod = owner
-        rounds = 0
-        while rounds < MAX_ROUNDS:
+        pod, grants = owner, 0
+        while grants < MAX_ROUNDS:
             async with self._locked(request):
-                named = {} if owner else await self._assignments(request)
-                assigned = owner or self._assigned_pod(request, named)
-                if starting_pod not in (None, assigned):
-                    why = "cannot start: the kubelet has given the devices to another pod since the request"
-                    raise NotReady(Reason.OWNER_UNKNOWN, why, start.TRIES_AGAIN)
-                starting_pod = assigned
-                answer = partial(self._start_answer, request, assigned, named)
-                replies = await self._of_all(request, answer)
-                _raise_refusals(replies, joined, request.action)
+                pod, named = await self._starting_pod(request, owner, pod)
+                replies = await self._decide_start(request, pod, named)
+                _raise_refusals(request)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._admit(request, replies)
+                    await self._record_starts(request)
                     return
                 if not request.waits:  # a start that is refused in the end must not leave grants behind
-                    rounds += 1
-                    await self._grant(request, replies, ForPod(announced=True), at_start=True)
-                running = await self._start_jobs(request, replies)
+                    grants += 1
+                    await self._record_grants(request, ForPod(announced=True), at_start=True)
+                await self._start_jobs(request)
             for device in request.waits:  # its scrub passed, and another pod was first
-                joined.pop(device, None)
-            joined |= {job.device: job for job in running}
-            await self._wait(request, running)
+                request.joined.pop(device, None)
+            await self._wait(request)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
@@ -238,12 +233,12 @@ class TenantRequests:
 
         async def answer(device: str) -> answers.ReleaseAnswer:
             record, facts = await context.observe(device, request.op)
-            facts = await context.complete(record, facts, to_take_back=True)
+            facts = await context.observer.with_kubelet(record, facts, to_take_back=True)
             return acquire.take_back(record, facts, facts.at, owner)
 
         async with self._locked(request):
-            replies = await self._of_all(request, answer)
-            _raise_refusals(replies, {}, request.action)
+            replies = await self._for_all(request, answer)
+            _raise_refusals(request)
             released = [
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
             ]
@@ -260,20 +255,14 @@ class TenantRequests:
         has no deadline. The answer must arrive before that.
         """
         context = self._context
-        policies = {device: context.device_policy(device) for device in devices}
-        budgets = [each.policy.budgets for each in policies.values()]
+        budgets = [context.device_policy(device).policy.budgets for device in devices]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
         budget = pauses.START_WITHIN if action is Action.START_ON else min(each.allocate for each in budgets)
         deadline = now + min(limit, budget)
         waits = action is Action.HAND_OUT
         owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline
         op, epoch = op or context.token(4), context.observer.epoch()
-        return Request(action, devices, op, epoch, deadline, owner_deadline, policies)
-
-    def _policy_now(self, request: Request, device: str) -> Policy:
-        """The policy for a decision that is made now, and for everything that follows from it."""
-        request.policies[device] = self._context.device_policy(device)
-        return request.policies[device].policy
+        return Request(action, devices, op, epoch, deadline, owner_deadline)
 
     @contextlib.asynccontextmanager
     async def _locked(self, request: Request) -> AsyncIterator[None]:
@@ -293,7 +282,7 @@ class TenantRequests:
         async with self._owners.setdefault(owner, asyncio.Lock()):
             yield
 
-    async def _of_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
+    async def _for_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
         """The answers for all devices, decided concurrently: the waits for a driver that hangs do not add up."""
         names = sorted(request.devices)
         async with _in_time(request):
@@ -301,45 +290,60 @@ class TenantRequests:
                 replies = {names[0]: await answer(names[0])}
             else:
                 replies = dict(zip(names, await aio.gather(map(answer, names)), strict=True))
-        request.replies.update(replies)
+        request.replies = replies
         return replies
 
-    async def _start_answer(
-        self,
-        request: Request,
-        pod: str,
-        named: Mapping[str, KubeletAssignment],
-        device: str,
-    ) -> answers.StartAnswer:
-        context = self._context
-        for _ in range(MAX_ROUNDS):
-            record = context.ledger.records[device]
-            facts = await context.observer.before_start(record, pod)
-            facts = await context.complete(record, facts)
-            policy, assignment = self._policy_now(request, device), named.get(device)
-            reply = start.decide(record, facts, policy, pod, facts.at, assignment)
-            if (final := await self._carry_out(request, record, reply)) is not None:
-                return final
-        return self._no_decision(request, device)
+    async def _decide(
+        self, request: Request, look: Callable[[Record], Awaitable[Facts]],
+        judge: Callable[[Record, Facts, Policy], A],
+    ) -> dict[str, A | answers.Refuse]:  # fmt: skip
+        """Look at all devices, and let core judge each until its answer is final.
 
-    async def _carry_out(self, request: Request, record: Record, answer: A) -> A | None:
-        """The final answer, or None if the caller must decide again.
-
-        In that case, an event had to be recorded or a job cancelled first, which is done now. A job that has begun its
-        reset since the decision is not cancelled. The next decision joins it, because its path is due.
+        Before that, an event may have to be recorded or a job to be cancelled. A job that has begun its reset since the
+        decision is not cancelled. The next decision joins it, because its path is due.
         """
-        device = record.device.uuid
-        if isinstance(answer, answers.CancelJob):
-            await self._context.jobs.cancel_unless_resetting(device)
-            return None
-        if isinstance(answer, answers.RecordFirst):
-            await self._context.ledger.append(request.op, (device, answer.event))
-            return None
-        return answer
+        context = self._context
 
-    def _no_decision(self, request: Request, device: str) -> answers.Refuse:
-        record = self._context.ledger.records[device]
-        return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION), (TO_REPORT,))
+        async def decide(device: str) -> A | answers.Refuse:
+            for _ in range(MAX_ROUNDS):
+                record = context.ledger.records[device]
+                facts = await look(record)
+                request.policies[device] = context.device_policy(device)
+                answer = judge(record, facts, request.policies[device].policy)
+                if isinstance(answer, answers.CancelJob):
+                    await context.jobs.cancel_unless_resetting(device)
+                elif isinstance(answer, answers.RecordFirst):
+                    await context.ledger.append(request.op, (device, answer.event))
+                else:
+                    return answer
+            why = answers.sentence(request.action, context.ledger.records[device], NO_DECISION)
+            return answers.Refuse(Reason.INTERNAL, why, (TO_REPORT,))
+
+        return await self._for_all(request, decide)
+
+    async def _decide_start(
+        self, request: Request, pod: str, named: Mapping[str, KubeletAssignment]
+    ) -> Mapping[str, answers.StartAnswer]:
+        def judge(record: Record, facts: Facts, policy: Policy) -> answers.StartAnswer:
+            return start.decide(record, facts, policy, pod, facts.at, named.get(record.device.uuid))
+
+        return await self._decide(request, lambda it: self._context.observer.before_start(it, pod), judge)
+
+    async def _starting_pod(
+        self, request: Request, owner: str | None, before: str | None
+    ) -> tuple[str, Mapping[str, KubeletAssignment]]:
+        """The pod that starts; and what the kubelet's checkpoint says, unless the caller has named the pod.
+
+        Raises NotReady if it is not the pod of the round before.
+        """
+        if owner:
+            return owner, {}
+        named = await self._assignments(request)
+        pod = self._assigned_pod(request, named)
+        if before not in (None, pod):
+            why = "cannot start: the kubelet has given the devices to another pod since the request"
+            raise NotReady(Reason.OWNER_UNKNOWN, why, start.TRIES_AGAIN)
+        return pod, named
 
     async def _assignments(self, request: Request) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices. Raises NotReady if it cannot be read."""
@@ -369,20 +373,18 @@ class TenantRequests:
             logger.error("the kubelet's checkpoint names two pods for one device", op=request.op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message, *starting_pod.remedies)
 
-    async def _admit(self, request: Request, replies: Mapping[str, answers.StartAnswer]) -> None:
+    async def _record_starts(self, request: Request) -> None:
         """Record all starts in one transaction, before any container can start."""
-        starts = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
+        starts = [(device, it.event) for device, it in request.replies.items() if isinstance(it, answers.Admit)]
         if starts:
             await self._context.ledger.append(request.op, *starts)
 
-    async def _grant(
-        self, request: Request, replies: Mapping[str, Answer], recipient: Recipient, *, at_start: bool = False
-    ) -> None:
+    async def _record_grants(self, request: Request, recipient: Recipient, *, at_start: bool = False) -> None:
         """Record the grants of all devices that may be handed out, and the deferrals, in one transaction.
 
         ``at_start``: the grants are for the container that starts.
         """
-        context, now = self._context, self._context.now()
+        context, now, replies = self._context, self._context.now(), request.replies
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
         events: list[tuple[str, ev.Event]] = [
             (device, ev.Deferred()) for device, answer in replies.items() if isinstance(answer, answers.Defer)
@@ -399,14 +401,14 @@ class TenantRequests:
         if events:
             await context.ledger.append(request.op, *events)
 
-    def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
+    def _describe_grant(self, request: Request, device: str) -> GrantedDevice:
         """The grant of a device, and what its receipt proves.
 
         If there is no grant, the container waits for the device.
         """
         record, policy = self._context.ledger.records[device], request.policies[device].policy
         grant, receipt = record.tenancy.grant, record.scrubs.receipt
-        if grant is None or isinstance(answer, answers.Defer):
+        if grant is None or isinstance(request.replies[device], answers.Defer):
             return GrantedDevice(device, "", "", receipts=self._context.receipts(record, policy))
         receipts, notary = self._context.receipts(record, policy, granted=True), self._context.ledger.notary
         if receipt is None:  # granted without a proof, or in use already
@@ -422,11 +424,10 @@ class TenantRequests:
         )
         return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
 
-    async def _start_jobs(self, request: Request, replies: Mapping[str, Answer]) -> list[ScrubJob]:
-        """The jobs that the answers require: started now, or already running."""
-        context = self._context
-        running = []
-        for device, reply in replies.items():
+    async def _start_jobs(self, request: Request) -> None:
+        """Start or join the jobs that the answers require."""
+        context, running = self._context, list[ScrubJob]()
+        for device, reply in request.replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
                 context.require_clearable(device, f"cannot {request.action.value} {device}: ")
@@ -440,12 +441,14 @@ class TenantRequests:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = f"cannot {request.action.value} {device}: its last scrub was interrupted"
                     raise NotReady(Reason.SCRUBBING, why, answers.TRY_AGAIN, device=device)
-                # Otherwise the job has ended since the decision: the caller decides again.
-        return running
+                # Otherwise the job has ended since the decision: the next round decides again.
+        request.running = running
+        request.joined |= {job.device: job for job in running}
 
-    async def _wait(self, request: Request, running: Sequence[ScrubJob]) -> None:
+    async def _wait(self, request: Request) -> None:
         """Return when the answers may have changed. Raises NotReady when a deadline has passed."""
-        now, deadline, waiting = asyncio.get_running_loop().time(), request.deadline, request.waits
+        now, deadline = asyncio.get_running_loop().time(), request.deadline
+        waiting, running = request.waits, request.running
         if waiting and now >= request.owner_deadline:
             device, first = next(iter(waiting.items()))
             raise _error(first, device)
@@ -519,16 +522,17 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
         raise NotReady(Reason.UNRESPONSIVE, *TOO_LATE) from None
 
 
-def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob], action: Action) -> None:
-    """Raise if one device is refused, or if its scrub, for which this request has waited (``joined``), has failed.
+def _raise_refusals(request: Request) -> None:
+    """Raise if one device is refused, or if its scrub, for which this request has waited, has failed.
 
     A scrub that a short use has disturbed is repeated: the request continues to wait.
     """
-    for device, answer in replies.items():
+    for device, answer in request.replies.items():
         if isinstance(answer, answers.Refuse):
             raise _error(answer, device)
-        if isinstance(answer, answers.Scrub) and device in joined and not joined[device].used_in_passing:
-            why = f"cannot {action.value} {device}: its scrub failed"
+        job = request.joined.get(device)
+        if isinstance(answer, answers.Scrub) and job is not None and not job.used_in_passing:
+            why = f"cannot {request.action.value} {device}: its scrub failed"
             raise NotReady(
                 Reason.SCRUB_FAILED, why, f"on its node, `autoclave explain {device}` says why", device=device
             )

@@ -135,7 +135,7 @@ class Upkeep:
                 return None
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
-                seen = await context.complete(record, await context.observer.for_round(record))
+                seen = await context.observer.for_round(record)
                 context.seen.holders[device] = seen.holders or ()
                 seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
