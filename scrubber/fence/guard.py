@@ -30,6 +30,7 @@ from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import program
 from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Counts, Fence
+from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node import clock
 from scrubber.node.new_groups import NewGroups
 
@@ -79,7 +80,7 @@ class Guard:
         self._new_groups = new_groups
         self._sources = sources
         self._ignored = IgnoredAttempts(service, sources)
-        self.openers = self._ignored.openers
+        self.openers = LiveOpeners(lambda: clock.now().wall)
         self._reading = threading.Lock()  # the attempts can be read once
         self._turn = threading.RLock()  # the fence is asked by many threads
         self._boot_id = boot.boot_id()
@@ -514,7 +515,7 @@ class Guard:
                 if attempt.refused:  # the kernel says that it was no use
                     self._refused.append((uuid, attempt))
                     refused.add(uuid)
-                elif self._ignored.has(uuid, attempt):
+                elif self._look_up(uuid, attempt):
                     self._ignore(uuid, attempt)
             with self._turn:
                 for uuid in refused:
@@ -523,6 +524,17 @@ class Guard:
         finally:
             self._reading.release()
 
+    def _look_up(self, uuid: str, attempt: Attempt) -> bool:
+        """Find and remember who made the attempt, unless it was the service. Returns whether the attempt is no use."""
+        judged = self._ignored.judge(uuid, attempt)
+        if judged is None:
+            return True
+        exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
+        if not (exempt and judged.ignored):  # the policy lets it in, and does not count it
+            opener = judged.opener(attempt, self._sources.pod_name(judged.place), exempt=exempt)
+            self.openers.add(uuid, opener, ignored=judged.ignored)
+        return judged.ignored
+
     def _look_up_refused(self) -> None:
         """Remember who asked the attempt that was refused first, unless too much time went into that already."""
         began = time.monotonic()
@@ -530,7 +542,7 @@ class Guard:
             return
         with self._reading:
             uuid, attempt = self._refused.popleft()
-            self._ignored.has(uuid, attempt)
+            self._look_up(uuid, attempt)
             with self._turn:
                 self._open(uuid)  # perhaps to a group of which nobody knew before that look
         now = time.monotonic()

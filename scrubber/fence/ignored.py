@@ -1,4 +1,4 @@
-"""Tells which attempts to open a device are no uses, and remembers who made them.
+"""Finds who made an attempt to open a device, and tells which attempts are no uses.
 
 The attempts of two kinds of programs are ignored: of a bystander, which is recognised while its process runs and by
 the same rules as a holder, and of a program that the service has started. An exempt program is let in, and counted.
@@ -12,15 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ground import log, process_names
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import NO_CONTAINER, Holder, Opener
 from scrubber.fence.kernel.attempts import Attempt
-from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
-
-logger = log.get("fence")
 
 IsBystander = Callable[[Holder], bool]
 _JUDGED_FOR = 1.0  # seconds in which a process, or a group, that asks again is not looked up again
@@ -70,13 +66,20 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    """What was found of a process whose attempts are not ignored."""
+class Judged:
+    """Who made an attempt, as far as it was found."""
 
-    until: float  # this uptime it is taken as found
+    until: float  # this uptime a process whose attempts count is not looked up again
     command: str
     place: str  # ``Opener.place``
     groups: frozenset[int]
+    ignored: bool  # it is a bystander
+
+    def opener(self, attempt: Attempt, pod: str, *, exempt: bool) -> Opener:
+        """This process, with this attempt."""
+        now = clock.now()
+        at = now.wall - max(now.uptime - attempt.uptime, 0.0)  # the kernel keeps what is asked while no service runs
+        return Opener(self.place, pod, self.command, attempt.pid, exempt, 1, int(attempt.refused), first=at, last=at)
 
 
 _Key = TypeVar("_Key")
@@ -104,33 +107,30 @@ class IgnoredAttempts:
 
     def __init__(self, service: int, sources: Sources) -> None:
         """``service``: the control group of the service."""
-        self.openers = LiveOpeners(lambda: clock.now().wall)
         self._service = service
         self._sources = sources
         self._places = _Latest[int, tuple[float, GroupPlace | None]]()  # of groups, until which uptime they are known
-        self._counted = _Latest[tuple[str, int, str, int], _Judged]()
+        self._counted = _Latest[tuple[str, int, str, int], Judged]()
         self._read_again = 0.0
         self._recognised: dict[tuple[int, str, int], float] = {}  # bystanders that asked lately, until this uptime
 
-    def has(self, uuid: str, attempt: Attempt) -> bool:
-        """Whether the attempt is no use of the device."""
+    def judge(self, uuid: str, attempt: Attempt) -> Judged | None:
+        """Who made the attempt. None: a program of the service, whose attempts are ignored."""
         key = uuid, attempt.pid, attempt.command, attempt.group
         judged = self._counted.get(key)
         if judged is not None and attempt.uptime < judged.until:  # it asks again and again
-            self._remember(uuid, attempt, judged)
-            return False
+            return judged
         holder = self._holder(attempt)
         place = self._place(attempt)
         groups = place.groups if place is not None else frozenset({attempt.group, *attempt.above})
         if self._service in groups and self._sources.is_ours(attempt.pid):
-            return True
+            return None
         command = holder.command if holder is not None else attempt.command
-        judged = _Judged(attempt.uptime + _JUDGED_FOR, command, _named(place, holder), groups)
         is_bystander = self._is_of_bystander(uuid, attempt, holder)
-        self._remember(uuid, attempt, judged, ignored=is_bystander)
+        judged = Judged(attempt.uptime + _JUDGED_FOR, command, _named(place, holder), groups, is_bystander)
         if not is_bystander:
             self._counted.put(key, judged)
-        return is_bystander
+        return judged
 
     def _holder(self, attempt: Attempt) -> Holder | None:
         """The process that has asked; None if it has ended, also if a later one has its number."""
@@ -142,25 +142,6 @@ class IgnoredAttempts:
             return None
         is_sure = holder.started <= attempt.uptime - _TICK or self._sources.pids_are_free()
         return holder if is_sure else None
-
-    def _remember(self, uuid: str, attempt: Attempt, judged: _Judged, *, ignored: bool = False) -> None:
-        exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
-        if exempt and ignored:  # as the policy says
-            return
-        place, now = judged.place, clock.now()
-        at = now.wall - max(now.uptime - attempt.uptime, 0.0)  # the kernel keeps what is asked while no service runs
-        pod, refused = self._sources.pod_name(place), int(attempt.refused)
-        opener = Opener(place, pod, judged.command, attempt.pid, exempt, 1, refused, first=at, last=at)
-        live = self.openers.add(uuid, opener, ignored=ignored)
-        if live is None:
-            return
-        opener = live.opener
-        who = process_names.describe(opener.command, opener.pid, opener.place or "it has ended")
-        facts = {"device": uuid, "process": who, "times": opener.times, "refused": opener.refused}
-        if exempt:
-            logger.warning("an exempt process opened a GPU that is not its own", **facts)
-        else:
-            logger.warning("a process asked for a GPU that is not its own", **facts)
 
     def _is_of_bystander(self, uuid: str, attempt: Attempt, holder: Holder | None) -> bool:
         who = (attempt.pid, attempt.command, attempt.group)

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from ground import log, process_names
 from scrubber.core.model import Holder, Opener, Who
 from scrubber.core.open_attempts import MOST_FORGOTTEN, added
+
+logger = log.get("fence")
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
@@ -61,10 +64,12 @@ class LiveOpeners:
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def add(self, device: str, new: Opener, *, ignored: bool) -> LiveOpener | None:
-        """Add attempts to the entry that they belong to, and return that once an hour, for a line in the log."""
+    def add(self, device: str, new: Opener, *, ignored: bool) -> None:
+        """Add attempts to the entry that they belong to. Once an hour, the log tells of it."""
         with self._turn:
-            return self._add(device, new, self._wall(), ignored=ignored)
+            to_log = self._add(device, new, self._wall(), ignored=ignored)
+        if to_log is not None:
+            _log(device, to_log.opener)
 
     def _add(self, device: str, new: Opener, now: float, *, ignored: bool) -> LiveOpener | None:
         self.attempts += 1
@@ -143,3 +148,12 @@ class LiveOpeners:
     def asked(self, device: str) -> Totals:
         """How often others have asked for the device."""
         return self._totals.get(device, Totals())
+
+
+def _log(device: str, opener: Opener) -> None:
+    who = process_names.describe(opener.command, opener.pid, opener.place or "it has ended")
+    facts = {"device": device, "process": who, "times": opener.times, "refused": opener.refused}
+    if opener.exempt:
+        logger.warning("an exempt process opened a GPU that is not its own", **facts)
+    else:
+        logger.warning("a process asked for a GPU that is not its own", **facts)

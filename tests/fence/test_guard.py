@@ -752,9 +752,9 @@ def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
     asking.found = found
     ignored = IgnoredAttempts(0, asking.sources)
     for seconds, times in ((10.0, 1), (10.9, 1), (11.1, 2)):
-        assert not ignored.has(DEVICE, Attempt(FULL, seconds, 7, "cuda", 4, (), refused=False))
-        assert len(looked_up) == times
-    assert ignored.openers.asked(DEVICE).times == 3
+        judged = ignored.judge(DEVICE, Attempt(FULL, seconds, 7, "cuda", 4, (), refused=False))
+        assert judged is not None, "each attempt has its opener"
+        assert (judged.ignored, len(looked_up)) == (False, times)
 
 
 @pytest.mark.parametrize("refuses", [True, False])
