@@ -66,6 +66,17 @@ async def test_a_scrub_that_passes_ends_the_first_sign(begin):
         assert (await scrubbed(world, 1)).state is State.CLEAN
 
 
+async def test_a_request_whose_scrub_failed_awaits_no_other(begin):
+    world = await begin(policy=NO_RESET)
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    world.node.gpus[device].traps = 1
+    world.node.end_container(tenant)
+    with pytest.raises(NotReady, match="its scrub failed"):
+        await world.acquire("pod", device)
+    assert len(rows(world, ev.ScrubFailed, device)) == 1
+
+
 async def test_a_gpu_is_not_handed_out_after_a_failed_kernel(begin):
     world = await begin(policy=NO_RESET)
     device = world.uuids[0]

@@ -116,6 +116,16 @@ async def test_pods_are_let_in_for_an_owner_only(world):
     assert world.state(world.uuids[0]) is State.CLEAN
 
 
+async def test_a_request_that_waits_obeys_a_new_policy(world):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    asked = world.spawn(world.tenant_requests.acquire([device], ForPod(announced=True)))
+    await asyncio.sleep(0.1)
+    assert not asked.done(), "its last owner is alive"
+    world.change_policy("observe")
+    assert list(await asked) == [device]
+
+
 async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatch):
     """Or a fast scrub would count as the thorough one that a stricter policy asks for."""
     one, other = sorted(world.uuids[:2])
