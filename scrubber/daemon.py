@@ -1,6 +1,6 @@
 """Starts and stops the service and its tasks: standby, servers, metrics, policy reload, signed checkpoints.
 
-``_run_service`` names all long-running tasks of the program.
+``_run_service`` has the phases, and ``_start_tasks`` names all long-running tasks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask
@@ -215,15 +216,30 @@ class _Metrics:
         return self._readiness.notes() if self._readiness is not None else ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    """The service, before anybody can ask it: earlier jobs are closed, and each device was observed."""
+
+    parts: assembly.Assembly
+    alarm: int | None  # of the backend
+    chronicle: asyncio.Task[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """The service, from the first request on."""
+
+    recovered: _Recovered
+    servers: server.GrpcServers
+
+
 async def _run_service(
     config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics, pool: WorkerPool
 ) -> int:
-    """Recover, open the sockets and run the tasks until the stop; then stop everything in the reverse order."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    """Run the service until the stop, in phases. Each phase takes what the phase before it has returned."""
+    stop, policy_changed = asyncio.Event(), asyncio.Event()
     for number in STOPS:
-        loop.add_signal_handler(number, stop.set)
-    policy_changed = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     aio.on_hangup(policy_changed.set)
     life = asyncio.create_task(systemd.show_life(), name="signs of life")
     ledger = await _open_ledger(config, stop, metrics)
@@ -236,45 +252,64 @@ async def _run_service(
     await _record_start(ledger)
     former = FormerGate(config.host_root, config.state_dir, config.kubelet_dir)
     await asyncio.to_thread(former.is_left, ledger.records)  # before a container asks a gate that nobody answers for
-    built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
-    alarm = backend.alarm()  # before the first observation, so that no report falls between the two
-    await built.chronicle.write()  # before a grant: which policy it was given under
-    chronicle = asyncio.create_task(built.chronicle.run(), name="chronicle")
-    await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
-    with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
-        await built.service.upkeep.recover()
-    await built.monitor.round()
-    servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
-    if built.openers is not None:
-        await built.openers.write()  # before the first answer: earlier lives have named some
-    await servers.open()
-    metrics.register(built.collector, built.readiness)
-    paths.last_error(config.run_dir).unlink(missing_ok=True)
-    systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
-    logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
-    tasks = [
-        asyncio.create_task(built.monitor.run(alarm), name="monitor"),
-        chronicle,
-        asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
-        asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
-        asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),
-    ]
-    if built.openers is not None:
-        tasks.append(asyncio.create_task(built.openers.run(), name="openers"))
-    if built.guard is not None:
-        tasks.append(asyncio.create_task(servers.keep_last_list(), name="last list"))
-    else:
-        paths.last_list(config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
+    parts = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
+    serving = await _open_sockets(await _recover(parts, backend), metrics)
+    tasks = _start_tasks(serving, policy_changed)
     leaving = asyncio.create_task(former.leave(lambda: ledger.records), name="former create gate")  # ends by itself
-    if config.metrics_address:
-        tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(built, servers, [*tasks, life, leaving])
+    await _shut_down(serving, [*tasks, life, leaving])
     backend.close()
     for task in done - {stopped}:
         task.result()  # no task ends by itself without an error, and that error ends the program
     return 0
+
+
+async def _recover(parts: assembly.Assembly, backend: Backend) -> _Recovered:
+    """Close what the last run left open, and observe each device."""
+    alarm = backend.alarm()  # before the first observation, so that no report falls between the two
+    await parts.chronicle.write()  # under which policy the next grants are given
+    chronicle = asyncio.create_task(parts.chronicle.run(), name="chronicle")
+    await parts.pool.start()  # early, because the zygote loads CuPy while the service recovers
+    with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
+        await parts.service.upkeep.recover()
+    await parts.monitor.round()
+    if parts.openers is not None:
+        await parts.openers.write()  # earlier lives have named some
+    return _Recovered(parts, alarm, chronicle)
+
+
+async def _open_sockets(recovered: _Recovered, metrics: _Metrics) -> _Serving:
+    """Answer requests from now on."""
+    parts, run_dir = recovered.parts, recovered.parts.config.run_dir
+    servers = server.GrpcServers(parts.service, parts.reporter, metrics.counters, run_dir)
+    await servers.open()
+    metrics.register(parts.collector, parts.readiness)
+    paths.last_error(run_dir).unlink(missing_ok=True)
+    devices, policy = len(parts.ledger.records), parts.active_policy.name
+    systemd.tell(systemd.READY, systemd.status(f"serving, devices: {devices}"))
+    logger.info("serving", run_dir=str(run_dir), policy=policy, devices=devices)
+    return _Serving(recovered, servers)
+
+
+def _start_tasks(serving: _Serving, policy_changed: asyncio.Event) -> list[asyncio.Task[None]]:
+    """The tasks that run until the stop. If one of them ends, the service ends."""
+    recovered, parts = serving.recovered, serving.recovered.parts
+    if parts.guard is None:
+        paths.last_list(parts.config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
+    work = {
+        "monitor": parts.monitor.run(recovered.alarm),
+        "policy file": _watch_policy(parts.active_policy, policy_changed),
+        "policy": _reload_policy(parts.active_policy, policy_changed),
+        "checkpoints": _sign_checkpoints(parts.ledger),
+    }
+    if parts.openers is not None:
+        work["openers"] = parts.openers.run()
+    if parts.guard is not None:
+        work["last list"] = serving.servers.keep_last_list()
+    if parts.config.metrics_address:
+        work["board sampler"] = parts.board_sampler.run()
+    return [recovered.chronicle, *(asyncio.create_task(each, name=name) for name, each in work.items())]
 
 
 async def _record_start(ledger: Ledger) -> None:
@@ -286,26 +321,27 @@ async def _record_start(ledger: Ledger) -> None:
         await ledger.append_of_node(ev.ServiceStarted(__version__, cut_off))
 
 
-async def _shut_down(built: assembly.Assembly, servers: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
+async def _shut_down(serving: _Serving, tasks: list[asyncio.Task[None]]) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
+    parts = serving.recovered.parts
     logger.info("stopping")
     systemd.tell(systemd.STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await built.service.stop()
-    await built.pool.close()
-    await servers.close()
-    if built.guard is not None:  # before the next service reads its questions
-        await asyncio.to_thread(built.guard.close)
+    await parts.service.stop()
+    await parts.pool.close()
+    await serving.servers.close()
+    if parts.guard is not None:  # before the next service reads the open attempts
+        await asyncio.to_thread(parts.guard.close)
     try:
-        if built.openers is not None:
-            await built.openers.write(ends=True)
+        if parts.openers is not None:
+            await parts.openers.write(ends=True)
         with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
-            await built.ledger.append_of_node(ev.ServiceStopped())
+            await parts.ledger.append_of_node(ev.ServiceStopped())
     finally:
-        await built.ledger.close()
-    logger.info("stopped", ledger_row=built.ledger.seq)
+        await parts.ledger.close()
+    logger.info("stopped", ledger_row=parts.ledger.seq)
 
 
 async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Metrics) -> Ledger | None:

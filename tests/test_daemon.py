@@ -14,7 +14,10 @@ import threading
 import time
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -25,10 +28,15 @@ from ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from policies import load
 from scrub_api import admin_client, client
 from scrubber import __version__, assembly, daemon, systemd
+from scrubber.api.server import GrpcServers
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import standstills
 from scrubber.devices.simulated import drills
+from scrubber.jobs.jobs import Jobs
+from scrubber.ledger.ledger import Ledger
 from scrubber.policy import ActivePolicy
+from scrubber.service.monitor import Monitor
+from scrubber.service.upkeep import Upkeep
 from scrubber.workers.pool import WorkerPool
 from tests import forking
 from tests.fetching import fetch, metrics
@@ -48,6 +56,16 @@ def with_inotify(instances):
 WITHOUT_WATCHES = with_inotify(0)
 ISOLATES = subprocess.run([*WITHOUT_WATCHES, "true"], capture_output=True, check=False).returncode == 0
 OWN_MEMORY = 46 * 2**20
+TRACED: dict[type | ModuleType, dict[str, str]] = {
+    assembly: {"open_ledger": "ledger", "build": "parts"},
+    daemon: {"_start_tasks": "tasks"},
+    WorkerPool: {"start": "workers", "close": "workers' end"},
+    Upkeep: {"recover": "recovery"},
+    Monitor: {"round": "round"},
+    GrpcServers: {"open": "sockets", "close": "sockets' end"},
+    Jobs: {"stop": "jobs' end"},
+    Ledger: {"append_of_node": "", "close": "ledger's end"},
+}
 
 
 @pytest.fixture
@@ -523,6 +541,61 @@ async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypa
     assert gone_within(handle, WITHIN)
     os.close(handle)
     assembly.build_backend(config).close()  # as the next service does
+
+
+class QuietFence:
+    """Stands where guard and openers stand: the kernel of this machine may have no fence."""
+
+    def close(self) -> None:
+        pass
+
+    async def write(self, *, ends: bool = False) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_the_parts_start_and_stop_in_this_order(short_tmp, monkeypatch):
+    """Each line that moves changes this list, and would let a use, a grant or a row be missed."""
+    order: list[str] = []
+
+    def traced(owner, name, says) -> None:
+        call = getattr(owner, name)
+
+        def tell(*args, **more) -> object:
+            order.append(says or type(args[-1]).__name__)
+            return call(*args, **more)
+
+        monkeypatch.setattr(owner, name, tell)
+
+    def built(*args) -> assembly.Assembly:
+        fence: Any = QuietFence()
+        traced(fence, "write", "openers' rows")
+        traced(fence, "close", "fence's end")
+        return replace(build(*args), guard=fence, openers=fence)
+
+    build = assembly.build
+    monkeypatch.setattr(assembly, "build", built)
+    config = ScrubberConfig(BackendChoice.SIMULATED, state_dir=short_tmp, run_dir=short_tmp, kubelet_dir=short_tmp)
+    pool, backend = WorkerPool(warm_cuda=False), assembly.build_backend(config)
+    for owner, calls in TRACED.items():
+        for name, says in calls.items():
+            traced(owner, name, says)
+    traced(backend, "alarm", "alarm")
+    traced(backend, "close", "GPUs' end")
+    monkeypatch.setattr(daemon._Metrics, "register", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert await daemon._run_service(config, backend, ActivePolicy("fast"), daemon._Metrics(), pool) == 0
+    first = order.index("tasks")
+    assert order[:first] == [
+        "ledger", "ServiceStarted", "parts", "alarm", "PolicyInForce", "workers", "recovery", "round", "openers' rows",
+        "sockets",
+    ]  # fmt: skip
+    last = order.index("jobs' end")
+    assert order[last:] == [
+        "jobs' end", "workers' end", "sockets' end", "fence's end", "openers' rows", "ServiceStopped", "ledger's end",
+        "GPUs' end",
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("executed")
