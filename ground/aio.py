@@ -45,6 +45,20 @@ async def gather(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
         await finish(asyncio.wait(tasks))
 
 
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, R]) -> AsyncIterator[asyncio.Task[R]]:
+    """Run the work beside the block. If it has not ended when the block ends, it is cancelled, and has ended by then.
+
+    An error of the work is lost unless the block asks for the result.
+    """
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def merged(streams: Sequence[AsyncIterator[R]]) -> AsyncIterator[R]:
     """The items of all streams, in the order in which they come."""
     queue: asyncio.Queue[R | None] = asyncio.Queue()

@@ -44,3 +44,11 @@ STEPS = {  # in the order in which they run
 }
 PLANS = {path: tuple(step for step, traits in STEPS.items() if path not in traits.not_on) for path in ScrubPath}
 FIRST_ON_MEMORY = next(step for step, traits in STEPS.items() if traits.driver is Driver.FOR_MEMORY)
+
+
+def _shares(path: ScrubPath) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    after_memory = tuple(step for step in PLANS[path] if STEPS[step].driver is Driver.BRIEFLY)
+    return PLANS[path][: -len(after_memory)], after_memory
+
+
+SHARES = {path: _shares(path) for path in ScrubPath}  # the steps of the first worker of a path, and of the second one

@@ -6,10 +6,10 @@ and asks whether there is a veto. During each step it watches for unexpected hol
 A step that only reads already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only without a veto by then.
 
-A path has two workers: one up to the last step on memory, one for the rest. The steps on memory share a worker,
-because one step reads what another step wrote. The first worker opens the device only before ``clear``: until then it
-does not hold it. On a card its end takes longer than the rest of the path, so the second one works meanwhile. Both have
-ended, and the device has its memory back, before the device is judged.
+A path has two workers, each with its share of the steps: up to the last step on memory, and the rest. The steps on
+memory share a worker, because one step reads what another step wrote. The first worker opens the device only before
+``clear``: until then it does not hold it. On a card its end takes longer than the rest of the path, so the second one
+works meanwhile. Both have ended, and the device has its memory back, before the device is judged.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ground import aio
 from ground.aio import Changed
 from policies.policy_model import Eviction, Policy
 from scrubber.core import leftover, plans, step_results
@@ -71,34 +72,33 @@ class PathRun:
     use_counter: str = ""  # when the clear began: if it is lost before the end, the path proves nothing
 
     async def run(self) -> None:
-        """Run the steps of the path, up to the first one that does not pass."""
-        plan = plans.PLANS[self.path]
-        rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
-        *first, last = plan[: -len(rest)]
+        """Run the steps of the path, up to the first one that does not pass. ``rows`` gets each result."""
+        first, second = plans.SHARES[self.path]
         async with AsyncExitStack() as until_it_ends, self._worker() as worker:
-            if Step.RESET in plan:  # once the worker has ended: until then its reset tool counts as ours
-                until_it_ends.callback(lambda: self.context.observer.doubt(self._domain()))
-            for step in first:
-                if step is plans.FIRST_ON_MEMORY:
-                    slot = self.context.slots.at_memory(self.rows.device, (*first, last))
-                    await until_it_ends.enter_async_context(slot)
-                if not await self.rows.keep(await self._step(worker, step)):
-                    return
-            result = await self._step(worker, last)
-            if result.outcome is not Outcome.PASSED:
-                await self.rows.keep(result)  # before the worker is killed: a cancelled job then loses no fault
+            last = await self._run_first_share(worker, first, until_it_ends)
+            if last is None:
                 return
-            ending = asyncio.create_task(self._let_end(await worker, result, until_it_ends))
-            try:
-                ran = await self._run_rest(rest)
-                ran.insert(0, await ending)
-            finally:
-                ending.cancel()
-                await asyncio.gather(ending, return_exceptions=True)
-        await self.rows.keep(*ran)
+            async with aio.beside(self._let_end(await worker, last, until_it_ends)) as ending:
+                passed = await self._run_second_share(second)
+                passed.insert(0, await ending)
+        await self.rows.keep(*passed)
 
     def _worker(self) -> AbstractAsyncContextManager[StartingWorker]:
         return own_worker(self.context.observer, partial(self.context.spawn, self.rows.device, self.policy), self.pids)
+
+    async def _run_first_share(
+        self, worker: StartingWorker, steps: tuple[Step, ...], until_it_ends: AsyncExitStack
+    ) -> StepResult | None:
+        """Run the steps up to the last one on memory. Returns its result; None if a step has not passed."""
+        *early, last = steps
+        if Step.RESET in early:  # once the worker has ended: until then its reset tool counts as ours
+            until_it_ends.callback(lambda: self.context.observer.doubt(self._domain()))
+        for step in early:
+            if step is plans.FIRST_ON_MEMORY:
+                await until_it_ends.enter_async_context(self.context.slots.at_memory(self.rows.device, steps))
+            if not await self.rows.keep(await self._step(worker, step)):
+                return None
+        return await self._passed(worker, last)
 
     async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
         """The result of the last step of a worker, which stands only if the worker ends well."""
@@ -108,17 +108,27 @@ class PathRun:
         await until_it_ends.aclose()
         return last
 
-    async def _run_rest(self, steps: tuple[Step, ...]) -> list[StepResult]:
-        """Run the steps after those on memory. Returns the results that passed, and keeps the first that did not."""
+    async def _run_second_share(self, steps: tuple[Step, ...]) -> list[StepResult]:
+        """Run the steps after those on memory. Returns the results up to the first step that has not passed."""
         passed = list[StepResult]()
         async with self._worker() as worker:
             for step in steps:
-                result = await self._step(worker, step, ends=step is steps[-1])
-                if result.outcome is not Outcome.PASSED:
-                    await self.rows.keep(result)
+                result = await self._passed(worker, step, ends=step is steps[-1])
+                if result is None:
                     break
                 passed.append(result)
         return passed
+
+    async def _passed(self, worker: StartingWorker, step: Step, *, ends: bool = False) -> StepResult | None:
+        """Run a step. Returns its result if it has passed: the caller keeps it once the first worker has ended.
+
+        Any other result is recorded here, before the worker is killed: a cancelled job then loses no fault.
+        """
+        result = await self._step(worker, step, ends=ends)
+        if result.outcome is Outcome.PASSED:
+            return result
+        await self.rows.keep(result)
+        return None
 
     async def _step(self, worker: StartingWorker, step: Step, *, ends: bool = False) -> StepResult:
         """``ends``: the worker ends with this step, before a reset may close the driver."""
@@ -148,30 +158,30 @@ class PathRun:
     async def _result(self, worker: StartingWorker, step: Step, unexpected_holder: Veto | None) -> StepResult:
         if unexpected_holder is not None:
             result = self._aborted(step, unexpected_holder)
+        elif step is Step.RESET:
+            result = await self._reset(worker)
         else:
             result = await (self._read if plans.STEPS[step].only_reads else self._change)(worker, step)
         return step_results.judged(result, self.context.ledger.records[self.rows.device])
 
-    async def _read(self, worker: StartingWorker, step: Step) -> StepResult:
-        """Run a step during the observation. A veto kills the worker, and its result is dropped."""
-        doing = asyncio.create_task(self._run_watched(worker, step, self.order))
-        try:
-            _, veto = await self.vetoes.look(step)
-            if veto is not None:
-                await asyncio.wait({doing}, timeout=self.context.watch_every)
-                if doing.done() and doing.result().outcome is Outcome.DIED:
-                    # The dying worker may have disturbed the first observation: observe again.
-                    _, veto = await self.vetoes.look(step)
-            return await doing if veto is None else self._aborted(step, veto)
-        finally:
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
-
-    async def _change(self, worker: StartingWorker, step: Step) -> StepResult:
-        """Run a step after the observation. A reset needs the driver released first.
+    async def _reset(self, worker: StartingWorker) -> StepResult:
+        """Reset after two observations: one before the service releases the driver, and one after that.
 
         While the service cannot release the driver, the reset does not begin. That is not a fault of the device.
         """
+        step = Step.RESET
+        _, veto = await self.vetoes.look(step)
+        if veto is not None:
+            return self._aborted(step, veto)
+        try:
+            async with self.context.slots.driver_release.during_reset(*self._domain()):
+                _, veto = await self.vetoes.look(step)  # again: the release may have taken long
+                return await self._run_watched(worker, step, self.order) if veto is None else self._aborted(step, veto)
+        except DeviceError as error:
+            return self._aborted(step, Veto(Blame.SERVICE, str(error)))
+
+    async def _change(self, worker: StartingWorker, step: Step) -> StepResult:
+        """Run a step after the observation, which is the last thing before the step."""
         if step is Step.CLEAR:
             await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
         facts, veto = await self.vetoes.look(step)
@@ -180,16 +190,18 @@ class PathRun:
         order = self.order if step is not Step.EVICT else replace(self.order, unused=facts.holders == ())
         if step is Step.CLEAR:
             self.use_counter = facts.use_reading.words if facts.use_reading is not None else ""
-        if step is not Step.RESET:  # the observation just taken is the last thing before the step
-            return await self._run_watched(worker, step, order)
-        try:
-            async with self.context.slots.driver_release.during_reset(*self._domain()):
-                _, veto = await self.vetoes.look(step)  # again: the release may have taken long
-                if veto is not None:
-                    return self._aborted(step, veto)
-                return await self._run_watched(worker, step, order)
-        except DeviceError as error:
-            return self._aborted(step, Veto(Blame.SERVICE, str(error)))
+        return await self._run_watched(worker, step, order)
+
+    async def _read(self, worker: StartingWorker, step: Step) -> StepResult:
+        """Run a step during the observation. A veto kills the worker, and its result is dropped."""
+        async with aio.beside(self._run_watched(worker, step, self.order)) as doing:
+            _, veto = await self.vetoes.look(step)
+            if veto is not None:
+                await asyncio.wait({doing}, timeout=self.context.watch_every)
+                if doing.done() and doing.result().outcome is Outcome.DIED:
+                    # The dying worker may have disturbed the first observation: observe again.
+                    _, veto = await self.vetoes.look(step)
+            return await doing if veto is None else self._aborted(step, veto)
 
     async def _run_watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
@@ -199,19 +211,14 @@ class PathRun:
         if step is Step.CLEAR:  # it overwrites what was written before this moment
             self.vetoes.clear_began = began
         progress.step_runs, progress.progressed = (began, deadline), began if plans.STEPS[step].counts else None
-        doing = asyncio.create_task(handle.do(step, self.path, order, deadline, progress.report))
-        watching = asyncio.create_task(self.vetoes.during(step))
-        try:
+        work = handle.do(step, self.path, order, deadline, progress.report)
+        async with aio.beside(work) as doing, aio.beside(self.vetoes.during(step)) as watching:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
             veto = watching.result()
             await handle.kill()
             return replace(self._aborted(step, veto), seconds=(await doing).seconds)
-        finally:
-            doing.cancel()
-            watching.cancel()
-            await asyncio.gather(doing, watching, return_exceptions=True)
 
     def _aborted(self, step: Step, veto: Veto) -> StepResult:
         return StepResult(step, self.path, Outcome.ABORTED, 0.0, veto.why, veto.blame, veto.in_the_way)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
+from ground import aio
 from scrubber.core import plans, reset_domains, verdict
 from scrubber.core.answers import Veto
 from scrubber.core.model import Facts, State, Step
@@ -43,21 +44,13 @@ class Vetoes:
         """Look again and again while the step runs. Returns the first reason to abort it."""
         return await self._until(step, self._veto_during)
 
-    @asynccontextmanager
-    async def watching(self, step: Step) -> AsyncIterator[asyncio.Task[Veto]]:
+    def watching(self, step: Step) -> AbstractAsyncContextManager[asyncio.Task[Veto]]:
         """Watch for unexpected holders inside the block. The task is done as soon as one is found.
 
         An unexpected holder may have written to cleared and verified memory, even if it has left again.
         """
         # An observation that fails does not count here: the step itself begins with an observation.
-        watching = asyncio.create_task(
-            self._until(step, lambda step, seen: self._veto(step, seen) if seen.holders else None)
-        )
-        try:
-            yield watching
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        return aio.beside(self._until(step, lambda step, seen: self._veto(step, seen) if seen.holders else None))
 
     def siblings(self) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""

@@ -68,6 +68,29 @@ async def test_together_stops_at_the_first_error():
     assert ended == ["slow"]
 
 
+async def test_work_beside_a_block_has_ended_when_the_block_has():
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    async with aio.beside(work()):
+        await asyncio.sleep(0)
+    assert ended == ["work"]
+
+
+async def test_work_beside_a_block_gives_its_result():
+    async def work() -> int:
+        return 1
+
+    async with aio.beside(work()) as working:
+        assert await working == 1
+
+
 async def test_every_waiter_checks_after_each_notification():
     changed = Changed()
     ready: set[int] = set()
