@@ -12,7 +12,7 @@ from ground.quantities import quantity
 from policies import xids
 from policies.hardware import FLAP_WINDOW
 from policies.policy_model import Mode, Policy
-from scrubber.core import ailments, answers, eviction, ownership, pauses, proof, scrub_paths, stuck, verdict
+from scrubber.core import ailments, answers, eviction, ownership, pauses, proof, scrub_paths, tenancy_upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
@@ -95,7 +95,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.IN_USE:
-            return _tend_tenancy(record, facts, now)
+            return tenancy_upkeep.tend(record, facts, now)
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             return _tend_free(record, facts, policy, now, chance)
 
@@ -241,92 +241,6 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
     return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, new) is not None)
 
 
-def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
-    if facts.holders is None:
-        if not _owner_is_gone(record, facts):
-            return answers.Proceed()
-        if record.health.ailment is None:
-            return answers.Blocked(answers.why_unknown_for_operators(facts))
-        # The driver may never again say who uses a device that is lost or hangs.
-        return (
-            answers.Proceed() if record.tenancy.until_release else answers.RecordFirst(ev.Released("its owner is gone"))
-        )
-    unannounced = ownership.unannounced_use(record, facts, now)
-    if unannounced is not None:
-        return answers.RecordFirst(unannounced)
-    if _hangs_after_its_end(record, facts):
-        return _tend_hung(record, facts, now)
-    owner, container = record.tenancy.owner, ownership.live_container(facts.holders)
-    kept = record.tenancy.until_release  # the monitor waits for a release
-    if owner is None and not kept and (record.health.ailment is not None or facts.withheld) and _abandoned(record, now):
-        # The device is not offered, so no request for it would ever show that the grant was abandoned.
-        why = "it became sick" if record.health.ailment is not None else "a request for it was refused"
-        return answers.RecordFirst(ev.Released(f"{why} before a container started on it"))
-    changed = (
-        ownership.confirmed_by_assignment(record, facts, now)
-        or ownership.shared_use(record, facts)
-        or ownership.first_seen(record, facts)
-    )
-    if changed is not None:
-        return answers.RecordFirst(changed)
-    if owner is None or container is not None or kept:
-        return answers.Proceed()
-    # If the checkpoint names another pod, keep the grant: that pod may still start, unannounced after a kubelet
-    # restart.
-    if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
-        return answers.RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
-    # An owner that was never seen may still start, unless its control group was there and is gone. A new request is
-    # better evidence that the owner ended.
-    if _owner_is_gone(record, facts):
-        return answers.RecordFirst(ev.Released("its owner is gone"))
-    taken = (
-        facts.assigned_pods is not None and owner.container is not None and owner.container not in facts.assigned_pods
-    )
-    if taken and not _held_for_another(record, facts) and _deserted(owner, facts, now):
-        return answers.RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
-    if (record.health.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
-        # The device is not offered, so no request for it would ever show that its owner is gone.
-        why = "it is sick" if record.health.ailment is not None else "it was asked for"
-        return answers.RecordFirst(ev.Released(f"{why} and no process uses it"))
-    return answers.Proceed()
-
-
-def _owner_is_gone(record: Record, facts: Facts) -> bool:
-    owner = record.tenancy.owner
-    was_there = owner is not None and (owner.seen or facts.owner_left)
-    return was_there and facts.owner_alive is False and not _held_for_another(record, facts)
-
-
-def _held_for_another(record: Record, facts: Facts) -> bool:
-    """Whether the recorded owner is an unannounced pod, while the device may belong to another pod, which is idle.
-
-    This is possible if the kubelet's checkpoint names a pod. If the checkpoint cannot be read, it is possible only
-    after an announced grant: after any other grant, the unannounced pod counts as the tenant of the grant.
-    """
-    grant, owner = record.tenancy.grant, record.tenancy.owner
-    if owner is None or not owner.unannounced:
-        return False
-    if grant is None or not grant.announced:
-        return bool(facts.assigned_pods)
-    return facts.assigned_pods != frozenset()
-
-
-def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
-    """Whether all holders hang, after the kubelet took the device from its owner or a request for it was refused."""
-    owner = record.tenancy.owner
-    if owner is None or not ownership.all_holders_hang(facts):
-        return False
-    return facts.withheld or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
-
-
-def _tend_hung(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
-    """Say which processes hang. No signal can end them. After a while they count as an ailment."""
-    why = f"its processes hang in the kernel (state D): {facts.who}"
-    if stuck.held_for(facts.hung, now) >= stuck.GIVEN_UP_AFTER and record.health.ailment is None:
-        return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
-    return answers.Proceed() if record.health.ailment is not None else answers.Blocked(why)
-
-
 def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
 ) -> answers.RecordFirst | answers.StartProbation | answers.Proceed:
@@ -381,19 +295,3 @@ def _idle_trigger(record: Record) -> Trigger:
     if record.scrubs.setback is not None or record.scrubs.due_path is not None:
         return Trigger.RETRY
     return Trigger.RELEASE if record.tenancy.began is not None else Trigger.FOREIGN_USE
-
-
-def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
-    """Whether no process uses the device, its owner is gone, and no container is about to start."""
-    gone = owner.container is None or facts.owner_alive is False
-    return facts.holders == () and gone and not ownership.about_to_start(owner, now)
-
-
-def _abandoned(record: Record, now: Moment) -> bool:
-    """Whether a grant without a start can be ended.
-
-    An announced grant can be ended at once, any other one after the time that a start takes. Before a container of an
-    announced grant uses the device, ``start`` decides about the device again.
-    """
-    grant = record.tenancy.grant
-    return grant is not None and (grant.announced or now.uptime - grant.at.uptime > pauses.START_WITHIN)

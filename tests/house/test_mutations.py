@@ -36,8 +36,8 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "scrub_paths", "eviction",
-    "pauses", "absence", "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering",
-    "ailment_traits", "ailments", "answers", "observation", "step_results", "verdict",
+    "pauses", "absence", "device_names", "reset_domains", "leftover", "stuck", "next_action", "tenancy_upkeep",
+    "offering", "ailment_traits", "ailments", "answers", "observation", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -120,7 +120,6 @@ READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
-UPKEEP = "scrubber/core/next_action.py"
 ON_DEVICE = "scrubber/steps/on_device.py"
 ROSTER, JOBS = "tests/steps/test_step_functions.py", "tests/jobs/test_jobs.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS = (
