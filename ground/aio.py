@@ -96,17 +96,17 @@ class Changed:
         """Each notification of a source is one of this object, too."""
         self.notifications = 0  # how many there were so far
         self._event = asyncio.Event()
-        self.followers: list[Changed] = []
+        self.listeners: list[Changed] = []
         for source in sources:
-            source.followers.append(self)
+            source.listeners.append(self)
 
     def notify(self) -> None:
         """Let every waiting task check its condition again."""
         self.notifications += 1
         self._event.set()
         self._event = asyncio.Event()
-        for follower in self.followers:
-            follower.notify()
+        for listener in self.listeners:
+            listener.notify()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return as soon as ``holds()`` is true."""

@@ -75,7 +75,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
             async with _turn(chosen, counters, tasks) as turn, asyncio.TaskGroup() as registrations:
                 registrations.create_task(_release_last(turn, listing), name="release of the last plugin")
                 if vendors is not None:
-                    registrations.create_task(vendors.run(follows=turn.follows), name="vendor's plugins")
+                    registrations.create_task(vendors.run(took_over=turn.took_over), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 else:
                     watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)

@@ -40,7 +40,7 @@ class Turn:
         self._answers: dict[str, hung.Answers] = {}
         self._changing = threading.Lock()
         self._over = self._leaving = False
-        self.follows = False  # another plugin had the turn until this one got it
+        self.took_over = False  # another plugin had the turn until this one got it
 
     async def watch(self) -> None:
         """Until cancelled, kill a plugin that holds the lock, or is next in turn, whenever it hangs."""
@@ -52,7 +52,7 @@ class Turn:
         """Wait until no other plugin holds the lock. ``waits`` is called if one does."""
         if self._take(NEXT) and self._take(PRESENT):
             return
-        self.follows = True
+        self.took_over = True
         # Held alone for a moment only: by a plugin that stops, and asks whether anybody stands by.
         self._held[STANDBY] = sockets.await_lock(self._directory, STANDBY, shared=True)
         waits()

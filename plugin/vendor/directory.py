@@ -77,14 +77,14 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         """Where the vendor's plugin has to register."""
         return self._directory / "kubelet.sock"
 
-    async def run(self, *, follows: bool) -> None:
+    async def run(self, *, took_over: bool) -> None:
         """Serve until cancelled. A FatalError says what the operator has to change.
 
-        ``follows``: until now another plugin of ours was there, and knew the plugins of vendors.
+        ``took_over``: until now another plugin of ours was there, and knew the plugins of vendors.
         """
         add = partial(deviceplugin_pb2_grpc.add_RegistrationServicer_to_server, self)
         try:
-            if follows:
+            if took_over:
                 await self._repeat_registrations()
             else:
                 self._connected.unlink(missing_ok=True)

@@ -118,7 +118,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.StepsRecorded(results=results, begins=begins):
             job, here = _job_of(scrubs, event), scrubs.stuck
             for evict in (result for result in results if result.step is Step.EVICT):
-                here = stuck.followed(here, stuck.left_by(evict), at)
+                here = stuck.after_answer(here, stuck.left_by(evict), at)
             job = replace(job, begun=begins, results=(*job.results, *results))
             return replace(record, scrubs=replace(scrubs, job=job, stuck=here))
         case ev.Escalated(path=path):

@@ -12,7 +12,7 @@ from scrubber.core.model import Moment, State
 from scrubber.core.record import Record
 
 
-def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:
+def remembered(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:
     """The record after an event, with what it keeps of the fence."""
     memory = before.fence
     if before.state is State.CLEAN and not isinstance(event, ev.TenancyClosed):

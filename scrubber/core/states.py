@@ -158,7 +158,7 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
         raise ev.IllegalEventError(f"{type(event).__name__} cannot happen to a device that is {record.state.value}")
     changed = changes.after(record, event, entry.at)
     moved = replace(changed, state=target, since=entry.at) if target is not record.state else changed
-    return closing.followed(record, moved, event, entry.at)
+    return closing.remembered(record, moved, event, entry.at)
 
 
 def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:

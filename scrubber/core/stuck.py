@@ -16,7 +16,7 @@ Answer = tuple[Holder, ...] | None
 """The processes that do not end; None: nobody could say."""
 
 
-def followed(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
+def after_answer(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
     """Who is stuck after this answer. The time continues as long as one of these processes remains."""
     if answer is None:
         return before

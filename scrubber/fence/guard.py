@@ -148,8 +148,8 @@ class Guard:
         self._renew_lease()
 
     def renew(self) -> None:
-        """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
-        self._follow_groups()
+        """Renew the rules, by policy and control groups, and refuse for another while: called in each round."""
+        self._renew_rules()
         with self._turn:
             try:
                 if not self._ending.is_set() and not self._fence.is_attached():
@@ -158,7 +158,7 @@ class Guard:
                 logger.warning("cannot ask whether the fence stands", error=str(error))
             self._renew_lease()
 
-    def _follow_groups(self) -> None:
+    def _renew_rules(self) -> None:
         self._sources.read()
         with self._turn:
             self._learn()
@@ -581,7 +581,7 @@ class Guard:
             asked = everything.poll(wait) if is_due else attempts.poll(min(wait, _GROUPS_EVERY * 1000))
             try:
                 if asked and is_due and self._new_groups is not None and self._new_groups.any():
-                    self._follow_groups()
+                    self._renew_rules()
                     pause = time.monotonic() + _GROUPS_EVERY
                 if asked:
                     self._take_attempts()

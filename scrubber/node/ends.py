@@ -1,7 +1,7 @@
-"""Reports the end of containers (groups) and processes (pidfds) that are followed, without polling.
+"""Reports the end of containers (groups) and processes (pidfds) that are watched, without polling.
 
 A container has ended when its control group holds no process any more. Version 2 of control groups tells that as an
-event. Where a container has no such group, one of its processes is followed.
+event. Where a container has no such group, one of its processes is watched.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _EMPTY = b"populated 0\n"  # neither this group nor one below it holds a process
 
 
 class Ends:
-    """Follows one container or process for each name. A reported name means "observe again", not what happened."""
+    """Watches one container or process for each name. A reported name means "observe again", not what happened."""
 
     def __init__(self, root: Path | None = None, proc: Path = Path("/proc")) -> None:
-        """``root``: where the root of control groups of version 2 is mounted; None: processes are followed."""
+        """``root``: where the root of control groups of version 2 is mounted; None: processes are watched."""
         self._root = root
         self._proc = proc
-        self._followed: dict[str, _Followed] = {}
+        self._watched: dict[str, _Watched] = {}
         self._ended: set[str] = set()
         self._changed = Changed()
-        self._warned = False  # that a process could not be followed
+        self._warned = False  # that a process could not be watched
 
-    def follow(self, name: str, pid: int, same: Callable[[], bool], container: str | None = None) -> None:
+    def watch(self, name: str, pid: int, same: Callable[[], bool], container: str | None = None) -> None:
         """Report the name when this process ends; with the container of the process, when all of that has ended.
 
-        This replaces what was followed under this name. ``same`` is called once the pidfd is open: whether the pid
+        This replaces what was watched under this name. ``same`` is called once the pidfd is open: whether the pid
         still belongs to the intended process.
         """
-        followed = self._followed.get(name)
-        whom = followed.whom if followed is not None else None
+        watched = self._watched.get(name)
+        whom = watched.whom if watched is not None else None
         if container is not None and whom == container:
             return
         group = self._group(pid, container)
@@ -50,7 +50,7 @@ class Ends:
             return
         self.forget(name)
         try:
-            followed = _Process(pid, same) if group is None else _Group(container, group)
+            watched = _Process(pid, same) if group is None else _Group(container, group)
         except (ProcessLookupError, FileNotFoundError):
             self._report(name)
         except OSError as error:  # not permitted, or too many open files: the monitor's rounds notice the end
@@ -58,15 +58,15 @@ class Ends:
                 logger.warning("cannot wait for the end of a process; the monitor polls for it", error=error.strerror)
             self._warned = True
         else:
-            self._followed[name] = followed
-            asyncio.get_running_loop().add_reader(followed.handle, self._on_change, name)
+            self._watched[name] = watched
+            asyncio.get_running_loop().add_reader(watched.handle, self._on_change, name)
 
     def forget(self, name: str) -> None:
-        """Follow nothing under this name."""
-        followed = self._followed.pop(name, None)
-        if followed is not None:
-            asyncio.get_running_loop().remove_reader(followed.handle)
-            followed.close()
+        """Watch nothing under this name."""
+        watched = self._watched.pop(name, None)
+        if watched is not None:
+            asyncio.get_running_loop().remove_reader(watched.handle)
+            watched.close()
 
     async def next(self) -> frozenset[str]:
         """Wait for an end; returns all names whose container or process has ended since the last call."""
@@ -75,8 +75,8 @@ class Ends:
         return ended
 
     def close(self) -> None:
-        """Follow nothing any more."""
-        for name in tuple(self._followed):
+        """Watch nothing any more."""
+        for name in tuple(self._watched):
             self.forget(name)
 
     def _group(self, pid: int, container: str | None) -> Path | None:
@@ -85,7 +85,7 @@ class Ends:
         return group_places.unified_group(self._root, container, f"{self._proc}/{pid}")
 
     def _on_change(self, name: str) -> None:
-        if self._followed[name].has_ended():
+        if self._watched[name].has_ended():
             self.forget(name)
             self._report(name)
 
@@ -94,7 +94,7 @@ class Ends:
         self._changed.notify()
 
 
-class _Followed(Protocol):
+class _Watched(Protocol):
     @property
     def whom(self) -> int | str | None: ...
     @property

@@ -62,7 +62,7 @@ class DriverCalls:
         return await self.caller.ask("pending restores", self.backend.pending_restores, self.patience)
 
     async def renew_fence(self) -> None:
-        """Let the fence follow the policy and the node, and renew its lease. Can raise DeviceError."""
+        """Have the fence renew its rules, by the policy and the node, and its lease. Can raise DeviceError."""
         if self.guard is not None:
             await self.caller.ask("fence", self.guard.renew, self.patience)
 

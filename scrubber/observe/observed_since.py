@@ -181,7 +181,7 @@ class ObservedSince:
     # -- without another search
 
     def changed(self, device: str, open_to: MayOpen) -> None:
-        """A row about the device is in the ledger, and the fence follows it."""
+        """A row about the device is in the ledger, and the fence acts on it."""
         before, self._open_to[device] = self._open_to.get(device, OpenTo.SERVICE), open_to
         if open_to == before:
             return

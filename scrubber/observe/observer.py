@@ -51,7 +51,7 @@ class Observer:
     ) -> None:
         """``resetting``: whether a sibling is being reset. ``bystanders``: for each device, which holders do not count.
 
-        ``ends``: learns at every full observation whom to follow, so that its end calls for the next
+        ``ends``: learns at every full observation whose end the monitor waits for: that end starts the next
         observation. ``on_pass``: called whenever all processes are searched for live containers.
         """
         self.driver = driver
@@ -232,9 +232,9 @@ class Observer:
         return alive, alive if starting_pod == owner else await self._owners.has_started(starting_pod)
 
     def _seen(self, record: Record, seen: Sighting, starting_pod: str | None = None) -> Facts:
-        """The facts. The processes and containers that they name are followed from now on."""
+        """The facts. From now on, the end of who has the device wakes the monitor."""
         facts = self._facts(record, seen)
-        self._owners.follow(record, facts, starting_pod)
+        self._owners.watch_for_end(record, facts, starting_pod)
         self._last[record.device.uuid] = record, seen, facts
         return facts
 

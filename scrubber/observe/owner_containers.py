@@ -1,4 +1,4 @@
-"""Whether the containers that own devices are alive, and whose end the service follows."""
+"""Whether the containers that own devices are alive, and whose end the service waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnerContainers:
     ) -> None:
         """``on_pass``: called whenever all processes are searched for live containers.
 
-        ``ends``: learns at every full observation whom to follow, so that its end calls for the next one.
+        ``ends``: learns at every full observation whose end the monitor waits for: that end starts the next one.
         """
         self._driver = driver
         self._processes = processes
@@ -81,8 +81,8 @@ class OwnerContainers:
         self._members = await self._driver.caller.ask("containers", self._driver.backend.living, self._driver.patience)
         return self._members
 
-    def follow(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
-        """Follow the owner's container while it lives, else a holder of the device."""
+    def watch_for_end(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
+        """From now on, the end of the owner's container, or else of a holder, wakes ``Monitor``."""
         ends = self._ends
         if ends is None:
             return
@@ -91,10 +91,10 @@ class OwnerContainers:
         container = owner or starting_pod
         member = self.member(container) if lives else None
         if member is not None:
-            ends.follow(device, member, lambda: self._is_in(member, container), container)
+            ends.watch(device, member, lambda: self._is_in(member, container), container)
         elif facts.holders:
             holder = facts.holders[0]
-            ends.follow(device, holder.pid, lambda: self._processes.lives(holder))
+            ends.watch(device, holder.pid, lambda: self._processes.lives(holder))
         else:
             ends.forget(device)
 

@@ -31,7 +31,7 @@ FILE = 0o644  # mounted read-only; `rm -r` of the state directory asks a person 
 
 
 class TenantFiles:
-    """The directories and files of all devices. Follows the ledger row by row; one thread at a time."""
+    """The directories and files of all devices. Kept in line with the ledger row by row; one thread at a time."""
 
     def __init__(self, directory: Path, secret: bytes) -> None:
         """``directory``: for all hand-overs, in the state directory. ``secret``: the node's, for their ids."""
@@ -72,7 +72,10 @@ class TenantFiles:
                 self._empty_held(record)
 
     def changed(self, before: Record | None, after: Record, envelope: str, proof: str) -> None:
-        """Follow one row. ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed."""
+        """Bring the files in line with one row.
+
+        ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed.
+        """
         with _reported(after.device.uuid):
             if before is None or _hand_overs(before.tenancy) != _hand_overs(after.tenancy):
                 old, new = self._paths(before) if before is not None else (), self._paths(after)

@@ -1,8 +1,8 @@
 """The level-triggered loop: in each round it observes the devices, and reconciles those that need an action.
 
-What one round misses, the next round finds. The alarm of the backend starts a round at once, and the end of a followed
-process starts an observation of its device at once. A round observes most devices together. On a node with many idle
-devices, only one round in several observes those.
+What one round misses, the next round finds. The alarm of the backend starts a round at once, and the end of an owner or
+of a holder starts an observation of its device at once. A round observes most devices together. On a node with many
+idle devices, only one round in several observes those.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Monitor:
     ) -> None:
         """``interval`` is the pause between two rounds, in seconds.
 
-        ``ends`` names the devices whose followed container or process has ended. ``on_failure`` is called after each
-        failed observation or action.
+        ``ends`` names the devices whose owner or holder has ended: ``OwnerContainers`` has it watch them.
+        ``on_failure`` is called after each failed observation or action.
         """
         self._on_failure = on_failure
         self._context = service.context
@@ -71,7 +71,7 @@ class Monitor:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rounds(alarm))
             if self._ends is not None:
-                tasks.create_task(self._follow_ends(self._ends))
+                tasks.create_task(self._reconcile_at_ends(self._ends))
 
     async def round(self, stagger: float = 0.0) -> None:
         """Observe the devices and reconcile those that need an action.
@@ -123,8 +123,8 @@ class Monitor:
         self._inventory_due = 0.0
         return min(2 * pause, MAX_ALARM_PAUSE)
 
-    async def _follow_ends(self, ends: Ends) -> None:
-        """Reconcile a device as soon as its followed process has ended, independently of the other devices."""
+    async def _reconcile_at_ends(self, ends: Ends) -> None:
+        """Reconcile a device as soon as its owner or holder has ended, independently of the other devices."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 for device in sorted(await ends.next()):

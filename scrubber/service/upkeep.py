@@ -1,4 +1,4 @@
-"""What the service does without a request: recover after a start, follow the inventory, and act on each device."""
+"""What the service does without a request: recover after a start, record the inventory, and act on each device."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Upkeep:
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
         context.seen.holders[device] = facts.holders or ()
-        hung = self._follow_hanging(device, facts)
+        hung = self._hanging_now(device, facts)
         if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
         if ownership.needs_assignment(record.tenancy.owner, facts) or hung is not None:
@@ -137,7 +137,7 @@ class Upkeep:
                 record = context.record(device)
                 seen = await context.observer.for_round(record)
                 context.seen.holders[device] = seen.holders or ()
-                seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
+                seen = replace(seen, vitals=vitals, hung=self._hanging_now(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
                 answer = next_action.tend(record, facts, device_policy.policy, facts.at, context.chance())
@@ -178,9 +178,9 @@ class Upkeep:
         for kind in old - new:
             logger.info("the device no longer reports the fault", device=device, sign=kind.value)
 
-    def _follow_hanging(self, device: str, facts: Facts) -> Stuck | None:
+    def _hanging_now(self, device: str, facts: Facts) -> Stuck | None:
         """The holders that hang in the kernel, after this observation; None if there are none or one does not hang."""
-        hung = stuck.followed(self._hanging.pop(device, None), ownership.hanging(facts), facts.at)
+        hung = stuck.after_answer(self._hanging.pop(device, None), ownership.hanging(facts), facts.at)
         if hung is not None:
             self._hanging[device] = hung
         return hung

@@ -253,7 +253,7 @@ class _Zygote:
 
 
 def _nothing(_pid: int) -> None:
-    """Nobody follows the workers."""
+    """No fence admits the workers."""
 
 
 def _start(program: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:

@@ -353,7 +353,7 @@ def test_only_a_working_holder_ends_the_time_of_hanging_ones(seed):
         there = tuple(replace(it, state=chance.choice("DDDDDDDS")) for it in there)
         unknown, at = chance.random() < 0.3, lives.later(float(number))
         looks = replace(facts(None if unknown else there), at=at)
-        before = stuck.followed(before, ownership.hanging(looks), at)
+        before = stuck.after_answer(before, ownership.hanging(looks), at)
         if not unknown:
             said.append((there if all(it.state == "D" for it in there) else (), at))
         assert before == held(said)

@@ -103,7 +103,7 @@ async def test_every_waiter_checks_after_each_notification():
         assert [task.done() for task in waiting] == [k <= n for k in range(3)]
 
 
-async def test_a_notification_of_a_source_reaches_its_followers():
+async def test_a_notification_of_a_source_reaches_its_listeners():
     source, other = Changed(), Changed()
     both = Changed(source, other)
     for sender in (source, other, both):

@@ -58,8 +58,8 @@ def yes() -> bool:
 
 async def test_the_end_of_a_process_is_reported_once(ends, born):
     one, other = born(), born()
-    ends.follow("one", one.pid, yes)
-    ends.follow("other", other.pid, yes)
+    ends.watch("one", one.pid, yes)
+    ends.watch("other", other.pid, yes)
     waiting = asyncio.create_task(reported(ends))
     await asyncio.sleep(0)
     one.kill()
@@ -73,16 +73,16 @@ async def test_an_ended_or_replaced_process_is_reported_at_once(ends, born):
     one, other = born(), born()
     one.kill()
     one.communicate()
-    ends.follow("gone", one.pid, yes)
-    ends.follow("another", other.pid, lambda: False)
+    ends.watch("gone", one.pid, yes)
+    ends.watch("another", other.pid, lambda: False)
     assert await reported(ends) == {"gone", "another"}
 
 
 async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
     before, after = born(), born()
-    ends.follow("it", before.pid, yes)
-    ends.follow("it", after.pid, yes)
-    ends.follow("it", after.pid, lambda: pytest.fail("it is known already"))
+    ends.watch("it", before.pid, yes)
+    ends.watch("it", after.pid, yes)
+    ends.watch("it", after.pid, lambda: pytest.fail("it is known already"))
     before.kill()
     before.communicate()
     waiting = asyncio.create_task(reported(ends))
@@ -109,10 +109,10 @@ async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, mo
         if asked == "pidfd_open":
             patch.setattr(os, asked, refused)
         for _ in range(3):
-            ends.follow("one", one.pid, refused)
+            ends.watch("one", one.pid, refused)
     assert [it["log_level"] for it in lines] == ["warning"]
     assert open_files() == before
-    ends.follow("one", one.pid, yes)  # another look, which may
+    ends.watch("one", one.pid, yes)  # another look, which may
     one.kill()
     assert await reported(ends) == {"one"}
 
@@ -168,16 +168,16 @@ async def groups():
 async def test_a_container_has_ended_with_its_last_process(group, enter, groups):
     place = pod("systemd, burstable")
     sandbox, other = enter(group(f"{place}/{ID}")), enter(group(f"{place}/{INNER}"))
-    groups.follow("it", sandbox.pid, yes, UID)
+    groups.watch("it", sandbox.pid, yes, UID)
     sandbox.collect()
     other.collect()
     assert await reported(groups) == {"it"}
     late = enter(group(f"{place}/{INNER}"))
-    groups.follow("it", late.pid, yes, UID)
+    groups.watch("it", late.pid, yes, UID)
     waiting = asyncio.create_task(reported(groups))
     joined = enter(group(f"{place}/{ID}"))
     late.collect()
-    groups.follow("it", joined.pid, lambda: pytest.fail("it is followed already"), UID)
+    groups.watch("it", joined.pid, lambda: pytest.fail("it is watched already"), UID)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 0.05)
     joined.collect()
@@ -186,10 +186,10 @@ async def test_a_container_has_ended_with_its_last_process(group, enter, groups)
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
 async def test_a_chain_of_forks_has_not_ended(group, enter, groups, chain):
-    """No process of it can be followed: each has ended before it can be looked at."""
+    """No process of it can be watched: each has ended before it can be looked at."""
     place = group(pod("cgroupfs, guaranteed"))
     sandbox = enter(place)
-    groups.follow("it", sandbox.pid, yes, UID)
+    groups.watch("it", sandbox.pid, yes, UID)
     forks = chain(place)
     sandbox.collect()
     waiting = asyncio.create_task(reported(groups))
@@ -202,7 +202,7 @@ async def test_a_chain_of_forks_has_not_ended(group, enter, groups, chain):
 @pytest.mark.parametrize("group", ["second"], indirect=True)
 @pytest.mark.parametrize("removed", [False, True], ids=["empty", "removed"])
 async def test_an_ended_container_is_reported_at_once(group, enter, groups, monkeypatch, removed):
-    """It ends after one of its processes was seen, and before it is followed."""
+    """It ends after one of its processes was seen, and before it is watched."""
     place = group(pod("cgroupfs, guaranteed"))
     process = enter(place)
     find = group_places.unified_group
@@ -214,7 +214,7 @@ async def test_an_ended_container_is_reported_at_once(group, enter, groups, monk
 
     monkeypatch.setattr(group_places, "unified_group", find_just_before_the_end)
     before = open_files()
-    groups.follow("it", process.pid, yes, UID)
+    groups.watch("it", process.pid, yes, UID)
     assert await reported(groups) == {"it"}
     assert open_files() == before
 
@@ -223,7 +223,7 @@ async def test_an_ended_container_is_reported_at_once(group, enter, groups, monk
 async def test_a_group_may_be_gone_when_its_end_is_read(group, enter, groups):
     place = group(pod("cgroupfs, guaranteed"))
     process = enter(place)
-    groups.follow("it", process.pid, yes, UID)
+    groups.watch("it", process.pid, yes, UID)
     ended(process, place)
     place.rmdir()
     assert await reported(groups) == {"it"}
@@ -234,7 +234,7 @@ async def test_a_group_may_be_gone_when_its_end_is_read(group, enter, groups):
 async def test_without_a_unified_group_a_process_is_followed(group, enter, groups):
     place = pod("cgroupfs, guaranteed")
     sandbox, _other = enter(group(f"{place}/{ID}")), enter(group(f"{place}/{INNER}"))
-    groups.follow("it", sandbox.pid, yes, UID)
+    groups.watch("it", sandbox.pid, yes, UID)
     sandbox.collect()
     assert await reported(groups) == {"it"}
 
@@ -242,11 +242,11 @@ async def test_without_a_unified_group_a_process_is_followed(group, enter, group
 @pytest.mark.parametrize("group", ["second"], indirect=True)
 async def test_a_process_gives_way_to_its_container(group, enter, groups):
     before, process = open_files(), enter(group(pod("cgroupfs, guaranteed")))
-    groups.follow("it", process.pid, yes)
-    groups.follow("it", process.pid, lambda: pytest.fail("the process is followed already"))
-    groups.follow("it", process.pid, lambda: pytest.fail("its container is to be followed"), UID)
+    groups.watch("it", process.pid, yes)
+    groups.watch("it", process.pid, lambda: pytest.fail("the process is watched already"))
+    groups.watch("it", process.pid, lambda: pytest.fail("its container is to be watched"), UID)
     assert open_files() == before + 2
-    groups.follow("it", process.pid, yes)
+    groups.watch("it", process.pid, yes)
     assert open_files() == before + 1
     groups.close()
     assert open_files() == before
@@ -257,14 +257,14 @@ async def test_no_descriptor_stays_open(born):
     ends = Ends()
     one, other, another = born(), born(), born()
     opened = open_files()
-    ends.follow("one", one.pid, yes)
-    ends.follow("other", other.pid, yes)
-    ends.follow("another", another.pid, lambda: False)
+    ends.watch("one", one.pid, yes)
+    ends.watch("other", other.pid, yes)
+    ends.watch("another", another.pid, lambda: False)
     assert open_files() == opened + 2
     another.kill()
-    ends.follow("another", another.pid, yes)
+    ends.watch("another", another.pid, yes)
     assert {"another"} <= await reported(ends)
-    while "another" in ends._followed:
+    while "another" in ends._watched:
         await reported(ends)
     assert open_files() == opened + 2
     ends.forget("one")

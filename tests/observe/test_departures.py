@@ -88,12 +88,12 @@ async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(drills.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.observation.before_start(place.record(None), POD)
-    assert place.ends._followed[place.uuid].whom == place.pids[0]
+    assert place.ends._watched[place.uuid].whom == place.pids[0]
 
 
 async def test_a_free_device_follows_no_process(place):
     await place.observation.for_change(place.record(None))
-    assert place.ends._followed == {}
+    assert place.ends._watched == {}
 
 
 class Notebook:

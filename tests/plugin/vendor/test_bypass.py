@@ -23,7 +23,7 @@ async def vendors(short_tmp, monkeypatch):
     offer = VendorOffer()
     listing = Listing(cast(Any, None), offer)  # the scrub service is not asked
     it = VendorDirectory(short_tmp / "vendor", short_tmp, "nvidia.com", offer, listing)
-    running = asyncio.create_task(it.run(follows=False))
+    running = asyncio.create_task(it.run(took_over=False))
     yield it
     running.cancel()
     await asyncio.wait({running})
