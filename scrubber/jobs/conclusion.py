@@ -18,7 +18,10 @@ def events(
     context: JobContext, device_policy: DevicePolicy, record: Record, job: Job, judged: verdict.Verdict,
     vitals: Vitals | None,
 ) -> list[ev.Event]:  # fmt: skip
-    """What is to be recorded; the first event ends the path. ``record`` has all results of the job."""
+    """What is to be recorded; the first event ends the path. ``record`` has all results of the job.
+
+    After ``ScrubPassed`` the device is CLEAN (``core.states``).
+    """
     if isinstance(judged, Measurements):
         return _proven(context, device_policy, record, job, judged)
     event = _failed(context, device_policy.policy, record, job, judged, vitals)

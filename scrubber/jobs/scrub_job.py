@@ -37,7 +37,7 @@ class ScrubJob:
     path_type, vetoes_type = PathRun, Vetoes  # tests run others
 
     def __init__(self, context: JobContext, device: str, job: Job, device_policy: DevicePolicy, op: str) -> None:
-        """The job begins at once, in a task of its own. ``op`` is the id of the operation that asked for it."""
+        """The job begins at once: ``_run``, in a task of its own. ``op``: the id of the operation that asked for it."""
         self.id = job.id
         self.device = device
         self.op = op

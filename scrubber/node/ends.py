@@ -24,7 +24,10 @@ _EMPTY = b"populated 0\n"  # neither this group nor one below it holds a process
 
 
 class Ends:
-    """Watches one container or process for each name. A reported name means "observe again", not what happened."""
+    """Watches one container or process for each name. A reported name means "observe again", not what happened.
+
+    ``OwnerContainers.watch_for_end`` says whom to watch for a device, and ``Monitor`` waits for ``next``.
+    """
 
     def __init__(self, root: Path | None = None, proc: Path = Path("/proc")) -> None:
         """``root``: where the root of control groups of version 2 is mounted; None: processes are watched."""

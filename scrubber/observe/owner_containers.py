@@ -82,7 +82,7 @@ class OwnerContainers:
         return self._members
 
     def watch_for_end(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
-        """From now on, the end of the owner's container, or else of a holder, wakes ``Monitor``."""
+        """From now on, the end of the owner's container, or else of a holder, wakes ``Monitor`` (``Ends.next``)."""
         ends = self._ends
         if ends is None:
             return

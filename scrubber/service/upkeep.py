@@ -143,7 +143,7 @@ class Upkeep:
                 answer = next_action.tend(record, facts, device_policy.policy, facts.at, context.chance())
                 context.seen.blocked.pop(device, None)
                 match answer:
-                    case answers.RecordFirst(event):
+                    case answers.RecordFirst(event):  # and ask again: after ``Released`` the answer is a scrub
                         await context.ledger.append(op, (device, event))
                     case answers.Blocked(why):
                         context.seen.blocked[device] = why
