@@ -3,8 +3,8 @@
 Each step has a deadline, and runs in a worker process that can be killed. Before each step the path looks at the device
 and asks whether there is a veto. During each step it watches for unexpected holders.
 
-A step that only reads already runs while the device is observed, because observations take most of the
-time of a short path. The result of such a step counts only without a veto by then.
+A step that only reads already runs while the device is observed, because observations take most of the time of a short
+path. The result of such a step counts only without a veto by then.
 
 A path has two workers, each with its share of the steps: up to the last step on memory, and the rest. The steps on
 memory share a worker, because one step reads what another step wrote. The first worker opens the device only before
@@ -98,7 +98,7 @@ class PathRun:
                 await until_it_ends.enter_async_context(self.context.slots.at_memory(self.rows.device, steps))
             if not await self.rows.keep(await self._step(worker, step)):
                 return None
-        return await self._passed(worker, last)
+        return await self._run_and_hold(worker, last)
 
     async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
         """The result of the last step of a worker, which stands only if the worker ends well."""
@@ -113,14 +113,14 @@ class PathRun:
         passed = list[StepResult]()
         async with self._worker() as worker:
             for step in steps:
-                result = await self._passed(worker, step, ends=step is steps[-1])
+                result = await self._run_and_hold(worker, step, ends=step is steps[-1])
                 if result is None:
                     break
                 passed.append(result)
         return passed
 
-    async def _passed(self, worker: StartingWorker, step: Step, *, ends: bool = False) -> StepResult | None:
-        """Run a step. Returns its result if it has passed: the caller keeps it once the first worker has ended.
+    async def _run_and_hold(self, worker: StartingWorker, step: Step, *, ends: bool = False) -> StepResult | None:
+        """Run a step. A result that has passed is returned: it is kept only once the first worker has ended.
 
         Any other result is recorded here, before the worker is killed: a cancelled job then loses no fault.
         """
