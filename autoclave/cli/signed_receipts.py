@@ -1,260 +1,35 @@
-"""``autoclave receipt verify``, ``show``, ``export``, ``key``: the envelope, its statement, keys, checkpoint, proof."""
+"""``autoclave receipt show``, ``export``, ``key``: the signed receipts in the ledger of this node, and its key."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import stat
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, service_call, worst
+from autoclave.cli import DONE, service_call
 from autoclave.cli.offline import EVERY, Offline
 from autoclave.cli.output import document, human
+from autoclave.cli.output.statement_words import CLOSINGS, RECEIPTS, Kind, in_words
 from ground import paths, private_files
-from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
-from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from ground.quantities import quantity
 from scrub_api import admin_client, views
-from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.receipts import dsse, endorsement, handover_id, note, verification
+from scrubber.receipts import dsse, handover_id, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
-from scrubber.receipts.statement import guarded_in, handover_digest
-from scrubber.receipts.tenant_files import CLOSING, CLOSING_PROOF, ENVELOPE, PROOF
-from scrubber.receipts.verification import Expected, Logged
-from scrubber.words import event_text
+from scrubber.receipts.statement import handover_digest
 
 ID = re.compile(r"[0-9a-f]{16}")
-HANDOVER = re.compile(r"[0-9a-f]{24}")
-RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
-DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
 
 LISTS = "`autoclave receipt list` lists those that the ledger has"
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Receipts of scrubs, or of tenancies."""
-
-    word: str
-    predicate: str
-    row: str  # of the ledger
-    files: tuple[str, str]  # the document and its proof
-
-
-RECEIPTS = Kind("receipt", PREDICATE_TYPE, "scrub-passed", (ENVELOPE, PROOF))
-CLOSINGS = Kind("closing receipt", CLOSING_TYPE, "tenancy-closed", (CLOSING, CLOSING_PROOF))
-
-Files = tuple[Path, ...]
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
-
-
-def verify(
-    path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str,
-    kind: Kind = RECEIPTS,
-) -> int:  # fmt: skip
-    """Verify receipts and say what was checked. ``files``: keys, keys of the site, checkpoints.
-
-    Without a path: the receipt of each GPU of this container, which must be of this boot.
-    """
-    public = _trusted(*files[:2])
-    if path is not None:
-        return _verify(path, public, files[2], wanted, output, kind)
-    gpu, boot, given = wanted
-    try:
-        folders = _in_container(os.environ.get(paths.RECEIPTS_VARIABLE, ""))
-    except ReceiptError as error:
-        return _not_verified(f"cannot find the receipts of this container: {error}", output)
-    wanted = gpu, boot or boot_id(), given
-    return worst([_verify(each, public, files[2], wanted, output, kind) for each in folders])
-
-
-def _in_container(named: str) -> list[Path]:
-    """The directories of the hand-overs of this container's GPUs."""
-    if not named:
-        why = "it has no GPU, the policy of its node has no `receipts: mount`, or the service cannot sign"
-        raise ReceiptError(f"{paths.RECEIPTS_VARIABLE} is not set: {why}")
-    try:
-        folders = sorted(each for each in Path(named).iterdir() if HANDOVER.fullmatch(each.name))
-    except OSError as error:
-        raise ReceiptError(f"{named} cannot be read: {error.strerror}") from error
-    gpus = max(1, sum(1 for each in DEV.iterdir() if DEVICE_NODE.fullmatch(each.name)))  # slices of a GPU share a node
-    if len(folders) < gpus:
-        has = quantity(len(folders), "hand-over")
-        raise ReceiptError(f"{named} has {has}, and the container {quantity(gpus, 'GPU')}")
-    return folders
-
-
-def _not_verified(why: str, output: str) -> int:
-    if output != "text":
-        document.emit(document.single("ReceiptVerification", {"verified": False, "why": why}), output)
-    human.warn(why)
-    return NOT_CLEAN
-
-
-def _verify(
-    path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str, kind: Kind
-) -> int:
-    gpu, boot, given = wanted
-    document_name, proof_name = kind.files
-    envelope_file = path / document_name if path.is_dir() else path
-    folder = envelope_file.absolute().parent  # a link has the id of its own name, whatever it leads to
-    named = path.is_dir() or HANDOVER.fullmatch(folder.name)
-    expected = Expected(gpu, boot, given or (folder.name or "/" if named else ""))
-    held = [one for each in checkpoints for one in _read(each, note.notes_in, "checkpoint")]
-    try:
-        envelope = _text(envelope_file, RECEIPT).rstrip("\n")  # `jq -r` adds an end of line
-        statement = verification.statement(envelope, public, expected, kind.predicate)
-        proven = (folder / proof_name).exists() or path.is_dir() or bool(held)  # a container always has both files
-        logged = verification.logged(envelope, _text(folder / proof_name, RECEIPT), public, held) if proven else None
-    except ReceiptError as error:
-        closing = kind is RECEIPTS and path.is_dir() and (path / CLOSING).exists() and not envelope_file.exists()
-        hint = "; the directory holds a closing receipt: give --closing" if closing else ""
-        return _not_verified(f"cannot trust the {kind.word} {envelope_file}: {error}{hint}", output)
-    keys = [key_file.key_id(each) for each in public]
-    simulated = _is_simulated(statement)
-    if output == "text":
-        human.say("verified", *_checked(statement, expected, logged, keys, held, kind), *_words(statement))
-    else:
-        compared = {f"{name}_compared": bool(value) for name, value in asdict(expected).items()}
-        about = {"verified": True, "why": "", "simulated": simulated, "trusted_keys": keys, **compared}
-        about |= {"log": None if logged is None else asdict(logged), "statement": statement}
-        document.emit(document.single("ReceiptVerification", about), output)
-    if simulated:
-        human.warn("the GPU is simulated: the receipt claims nothing about hardware")
-    return SIMULATED if simulated else DONE
-
-
-def _is_simulated(statement: dict[str, Any]) -> bool:
-    return statement["predicate"]["device"].get("simulated") is not None
-
-
-def _trusted(keys: Files, site_keys: Files) -> list[bytes]:
-    """The public keys in these files. A document that vouches for a key counts only if a site key signed it."""
-    sites = [_read(each, key_file.public_key_of) for each in site_keys]
-    return [_read(each, partial(_trusted_key, each, sites)) for each in keys]
-
-
-def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
-    if not text.lstrip().startswith("{"):
-        return key_file.public_key_of(text)
-    if not sites:
-        raise FatalError(
-            f"cannot trust the key in {file}: only the key of its site shows that it is genuine",
-            "name the key of the site with --site-key",
-        )
-    return endorsement.endorsed(text, sites)
-
-
-def _read(file: Path, read: Callable[[str], Any], what: str = "key") -> Any:  # noqa: ANN401 - what ``read`` returns
-    """What a file of the caller holds; FatalError names the file."""
-    try:
-        return read(_text(file))
-    except ReceiptError as error:
-        raise FatalError(f"cannot use the {what} in {file}: {error.message}", *error.remedies) from error
-
-
-def _text(file: Path, most: int = OTHER) -> str:
-    """The text of a file. Keys and checkpoints may come through a pipe; what others wrote must be a regular file."""
-    try:
-        if most == RECEIPT and not stat.S_ISREG(file.stat().st_mode):
-            raise ReceiptError(f"{file} is not a regular file")
-        with file.open("rb") as opened:
-            content = opened.read(most + 1)
-        if len(content) > most:
-            raise ReceiptError(f"{file} has more than {most} bytes")
-        return content.decode()
-    except OSError as error:
-        raise ReceiptError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ReceiptError(f"{file} is no text") from error
-
-
-def _checked(
-    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str], held: Sequence[str],
-    kind: Kind,
-) -> Iterator[str]:  # fmt: skip
-    """One line for each thing that was checked, or was not."""
-    predicate = statement["predicate"]
-    yield f"signature   by {'one of ' if len(keys) > 1 else ''}{', '.join(keys)}"
-    for name, value, given, flag in (
-        ("gpu", predicate["device"]["uuid"], expected.gpu, "--gpu"),
-        ("boot", predicate["boot"]["id"], expected.boot, "--boot"),
-        ("hand-over", expected.handover or "not known", expected.handover, "--handover"),
-    ):
-        yield f"{name:11} {value}{'' if given else f' (not compared: {flag})'}"
-    if logged is None:
-        yield f"log         not checked: there is no {kind.files[1]} beside it"
-        return
-    yield f"log         row {logged.row} of {logged.rows} of {logged.origin}"
-    advice = "yours has another size; `autoclave ledger verify` compares them" if held else "--checkpoint"
-    compared = "the same was held elsewhere" if logged.compared else f"not compared with one of the same size: {advice}"
-    yield f"checkpoint  {compared}"
-
-
-def _words(statement: dict[str, Any]) -> Iterator[str]:
-    """The statement in plain words."""
-    predicate = statement["predicate"]
-    if statement["predicateType"] == CLOSING_TYPE:
-        yield from _closing_words(predicate)
-        return
-    device, claim, evidence = predicate["device"], predicate["sanitization"], predicate["found"]
-    about = f"{predicate['finished']}, for {device['model']} {device['uuid']}"
-    yield f"receipt     {predicate['receipt']['id']} of {about}"
-    parts = ", ".join(f"{human.size(part['bytes'])} {part['cause']}" for part in claim["uncovered"])
-    covered = f"{claim['coveredBytes']} of {claim['allocatableBytes']} bytes, verification {claim['verification']}"
-    rest = f"; not covered: {parts}" if parts else ""
-    what = "none, of a SIMULATED GPU:" if _is_simulated(statement) else f"{claim['category']} ({claim['standard']}) of"
-    yield f"claim       {what} {covered}{rest}"
-    if "units" in claim:
-        beside = ", ".join(claim.get("unitsLeft", ["not said"]))
-        units = f"{claim['unitsReached']} of {quantity(claim['units'], 'unit')}"
-        yield f"on chip     shared memory and registers of {units} overwritten; not overwritten: {beside}"
-    if "left" in claim:  # otherwise zeros
-        yield f"left        {claim['left']}: {PATTERN_LEFT}"
-    ended = f"{quantity(evidence['processes'], 'process', 'processes')}, {evidence['processesEnded']} of them ended"
-    residue = f"{quantity(evidence['residueBytes'], 'byte')} not zero of {evidence['searchedBytes']} searched"
-    yield f"found       {residue if evidence['searchedBytes'] else UNSEARCHED}; {ended}"
-    if "witness" in predicate:
-        yield f"use counter  {predicate['witness']}"
-    if "fence" in predicate:
-        since = f"since {predicate['fence']['since']}: " if "since" in predicate["fence"] else ""
-        yield f"others      {since}{_others(predicate['fence'])}"
-    steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
-    yield f"done        {steps} ({predicate['path']})"
-    program, policy = predicate["program"], predicate["policy"]
-    on = f" on {predicate['node']}" if "node" in predicate else ""
-    yield f"by          {program['name']} {program['version']}{on}, policy {policy['name']} ({policy['digest']})"
-
-
-def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
-    """What a closing receipt says."""
-    device, tenant, wiped = predicate["device"], predicate["tenant"], predicate["wiped"]
-    names = [tenant[name] for name in ("pod", "owner", "uid") if name in tenant]
-    yield f"device      {device['model']} {device['uuid']}{', SIMULATED' if 'simulated' in device else ''}"
-    yield f"tenant      {' / '.join(names) or 'not known'}"
-    yield f"had it      from {predicate.get('began', 'an unknown time')} to {predicate['ended']}"
-    yield f"others      {_others(predicate['fence'])}"
-    yield f"until wiped {_others(predicate['untilWiped'])}"
-    covered = f"{wiped['coveredBytes']} of {wiped['allocatableBytes']} bytes"
-    yield f"wiped       {wiped['finished']}, {covered} (receipt {wiped['receipt']})"
-    program, on = predicate["program"], f" on {predicate['node']}" if "node" in predicate else ""
-    yield f"by          {program['name']} {program['version']}{on}"
-
-
-def _others(fence: dict[str, Any]) -> str:
-    """What the fence says of others, over a time."""
-    exempt = f"; exempt: {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
-    exempt += f", at first {fence['exemptBefore']}" if "exemptBefore" in fence else ""
-    return event_text.guarded(guarded_in(fence)) + ("" if fence["mode"] == "none" else exempt)
 
 
 def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int:
@@ -270,7 +45,7 @@ def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int
     for signed in found:
         keys, statement = signed.keys, signed.statement
         if output == "text":
-            human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", signed.envelope)
+            human.say(f"signed by   {', '.join(keys)} (not verified here)", *in_words(statement), "", signed.envelope)
         else:
             about = {"id": signed.id, "signed_by": keys, "statement": statement, "envelope": signed.envelope}
             document.emit(document.single("SignedReceipt", about), output)

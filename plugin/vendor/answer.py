@@ -16,7 +16,7 @@ from ground.errors import InvalidRequest, Reason, Refused
 from ground.quantities import quantity
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import MOUNTED, MOUNTS, VARIABLE
-from plugin.vendor import cdi, device_nodes
+from plugin.vendor import cdi_edits, device_nodes
 from scrub_api.device_messages import ReportedDevice
 
 ALLOWED = "docs/in-front.md#what-an-answer-may-contain says what is allowed"
@@ -75,11 +75,11 @@ def _check_container(
     named = {_uuid(text, granted, on_node) for text in (*uuids, *_in_mounts(response))}
     nodes = list(_device_nodes(response, granted))
     try:
-        edits = cdi.check(names, cdi_dirs, granted, on_node)
+        edits = cdi_edits.check(names, cdi_dirs, granted, on_node)
     except InvalidRequest as error:
         raise _wrong(error.message, *error.remedies) from error
     for way in ([{"devicenodes": nodes}], edits):
-        named |= {device.uuid for device in granted if cdi.gives(way, device)}
+        named |= {device.uuid for device in granted if cdi_edits.gives(way, device)}
     if missing := sorted({device.uuid for device in granted} - named):
         raise _wrong(f"it does not name {missing[0]}, which was granted")
 
@@ -100,7 +100,7 @@ def _fault(
     if name == VARIABLE or name in variables or (name in _VARIABLES and _VARIABLES[name].fullmatch(value)):
         return ""
     if _unknown(name) and _NAME.fullmatch(name) and not _REACHES_A_GPU.fullmatch(name):
-        foreign = cdi.fault({"env": [f"{name}={value}"]}, granted, on_node)
+        foreign = cdi_edits.fault({"env": [f"{name}={value}"]}, granted, on_node)
     else:
         foreign = "may reach what was not granted"
     return foreign and f"it sets the variable {name} to {value!r}; to let it pass, set --vendor-variable {name}"

@@ -1,4 +1,4 @@
-"""The CDI specifications that a vendor's driver names in its answers: which GPUs they give to a container.
+"""What CDI devices do to a container, by the specifications of a vendor: which GPUs they give to it.
 
 The rule is strict, because a mistake here would give a container a GPU that was not proven clean. Device nodes and
 mounts must have one of the forms that NVIDIA's programs write, and no text may name another GPU, by UUID, by PCI

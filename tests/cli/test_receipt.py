@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from autoclave.cli import SIMULATED, service_call, signed_receipts
+from autoclave.cli import SIMULATED, service_call, verified_receipts
 from ground import paths
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.ledger import ledger_rows
@@ -173,8 +173,8 @@ def in_container(files, monkeypatch):
             (files / "dev" / name).touch()
         (files / "receipts").mkdir()
         shutil.move(files / HANDOVER, files / "receipts")
-        monkeypatch.setattr(signed_receipts, "DEV", files / "dev")
-        monkeypatch.setattr(signed_receipts, "boot_id", lambda: boot)
+        monkeypatch.setattr(verified_receipts, "DEV", files / "dev")
+        monkeypatch.setattr(verified_receipts, "boot_id", lambda: boot)
         monkeypatch.setenv("AUTOCLAVE_RECEIPTS", str(files / "receipts"))
         for change in more.get("changes", ()):
             change(files / "receipts")

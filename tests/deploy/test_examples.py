@@ -219,7 +219,7 @@ def test_the_preflight_check_passes_only_with_valid_proofs(node, tmp_path):
     """Its own command, with receipts and key of a real service. Each other exit code keeps the pod from its start."""
     (tmp_path / "dev").mkdir()
     dev = str(tmp_path / "dev")
-    start = f"from autoclave.cli import signed_receipts, main; signed_receipts.DEV = pathlib.Path({dev!r})"
+    start = f"from autoclave.cli import verified_receipts, main; verified_receipts.DEV = pathlib.Path({dev!r})"
     (tmp_path / "autoclave").write_text(
         f'#!/bin/sh\nexec {sys.executable} -P -c "import pathlib, sys; {start}; sys.exit(main())" "$@"\n'
     )

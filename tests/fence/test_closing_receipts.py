@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autoclave.cli import DONE, SIMULATED, signed_receipts
-from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS
+from autoclave.cli import DONE, SIMULATED, verified_receipts
+from autoclave.cli.output.statement_words import CLOSINGS, RECEIPTS
 from policies.policy_model import KNOWN_UNITS, Policy
 from scrubber.devices.simulated import layout, loops
 from scrubber.fence.kernel import fence
@@ -182,7 +182,7 @@ def test_both_verifiers_take_what_was_exported(service: Service, group: Path, ca
     closed(service)
     [folder] = cli(service, "receipt", "export", 0, out, "--closing", "--state-dir", state).splitlines()
     assert folder == given, "it is the hand-over that the tenant knows"
-    assert signed_receipts.verify(Path(folder), ((node,), (), ()), ("", "", ""), "text", CLOSINGS) == SIMULATED
+    assert verified_receipts.verify(Path(folder), ((node,), (), ()), ("", "", ""), "text", CLOSINGS) == SIMULATED
     said = capfd.readouterr().out
     assert "0 open attempts let through, 3 refused (fence: refuse)" in said
     assert "hand-over   " + Path(folder).name in said
@@ -190,5 +190,5 @@ def test_both_verifiers_take_what_was_exported(service: Service, group: Path, ca
         receipts_script().main([folder, f"--key={node}", "--closing"])
     assert '"refused": 3' in capfd.readouterr().out
     document = Path(folder) / CLOSINGS.files[0]
-    assert signed_receipts.verify(document, ((node,), (), ()), ("", "", ""), "text", RECEIPTS) == 1
+    assert verified_receipts.verify(document, ((node,), (), ()), ("", "", ""), "text", RECEIPTS) == 1
     assert "this is not a receipt of version 1" in capfd.readouterr().err

@@ -14,7 +14,7 @@ EXTRAS = (
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened
     "plugin/cluster/reporter.py",  # the API server's client, where there is one to speak to
     "plugin/dra/driver_process.py",  # the same: who lacks it gets a line that says what to install
-    "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
+    "plugin/vendor/cdi_edits.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
 SHARED = {"config"}  # basenames of several files: what a reader looks for in each of the programs

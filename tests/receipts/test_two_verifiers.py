@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from autoclave import cli
-from autoclave.cli import DONE, signed_receipts
-from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS, Kind
+from autoclave.cli import DONE, verified_receipts
+from autoclave.cli.output.statement_words import CLOSINGS, RECEIPTS, Kind
 from ground.errors import FatalError
 from scrubber.receipts import dsse, key, note
 from scrubber.receipts.note import Checkpoint
@@ -59,7 +59,7 @@ class Verifiers:
     def both(self, folder: Path, *, held: bool = False, kind: Kind = RECEIPTS) -> tuple[bool, bool]:
         given = (self.path(CHECKPOINT),) if held else ()
         try:
-            done = signed_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text", kind) == DONE
+            done = verified_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text", kind) == DONE
         except FatalError:
             done = False
         flags = [str(folder), f"--key={self.path(KEY)}", *(f"--checkpoint={each}" for each in given)]

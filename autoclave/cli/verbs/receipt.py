@@ -1,10 +1,11 @@
-"""``autoclave receipt``: the flags of its commands; ``handover_table`` and ``signed_receipts`` do the work."""
+"""``autoclave receipt``: its flags; ``handover_table``, ``verified_receipts`` and ``signed_receipts`` do the work."""
 
 from __future__ import annotations
 
 import importlib
 import platform
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -99,12 +100,16 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     for each. A key is a PEM, base64, or a verifier key of signed notes. Exit code 1, with what is wrong or missing, if
     the check fails; 6 if the receipt is good and its GPU is simulated, so that it claims nothing about hardware.
     """
-    receipts = importlib.import_module("autoclave.cli.signed_receipts")  # late: most verbs verify nothing
+    receipts = importlib.import_module("autoclave.cli.verified_receipts")  # late: most verbs verify nothing
     if closing and path is None:
         raise click.UsageError("--closing needs a PATH: a container does not have its own closing receipt")
-    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
-    code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output, kind)
+    code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output, _kind(closing))
     return code
+
+
+def _kind(closing: bool) -> Any:  # noqa: ANN401 - of a module that is loaded late
+    kinds = importlib.import_module("autoclave.cli.output.statement_words")
+    return kinds.CLOSINGS if closing else kinds.RECEIPTS
 
 
 CLOSING = click.option(
@@ -125,8 +130,7 @@ def show(receipt: str, closing: bool, output: str, run_dir: Path, state_dir: Pat
     If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")
-    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
-    code: int = receipts.show(receipt, output, run_dir, paths.ledger(state_dir), kind)
+    code: int = receipts.show(receipt, output, run_dir, paths.ledger(state_dir), _kind(closing))
     return code
 
 
@@ -144,8 +148,7 @@ def export(receipt: str, folder: Path, closing: bool, state_dir: Path) -> int:
     needs the rights of the service.
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")
-    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
-    code: int = receipts.export(receipt, folder, state_dir, kind)
+    code: int = receipts.export(receipt, folder, state_dir, _kind(closing))
     return code
 
 

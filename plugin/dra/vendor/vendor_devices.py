@@ -26,7 +26,7 @@ from plugin.dra.vendor import listed_devices
 from plugin.dra.vendor.listed_devices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
-from plugin.vendor import cdi as vendor_cdi
+from plugin.vendor import cdi_edits
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer
@@ -123,7 +123,7 @@ class VendorDevices:
             raise NotReady(Reason.UNREACHABLE, "the scrub service no longer answers", "the kubelet tries again")
         if not answer.error:
             cdi_ids = [cdi_id for device in answer.devices for cdi_id in device.cdi_device_ids]
-            await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), reported)
+            await asyncio.to_thread(cdi_edits.check, cdi_ids, self._cdi_dirs, list(devices.values()), reported)
         return answer
 
     async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:

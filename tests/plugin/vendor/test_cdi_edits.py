@@ -6,7 +6,7 @@ import pytest
 
 from ground.errors import InvalidRequest
 from plugin.devices import Device
-from plugin.vendor import cdi as vendor_cdi
+from plugin.vendor import cdi_edits
 
 CDI_ID = "k8s.gpu.nvidia.com/claim=uid-gpu-0"
 
@@ -79,7 +79,7 @@ def test_a_missing_number_means_the_first_gpu(tmp_path):
     check(tmp_path)
     specify(tmp_path, containerEdits={"deviceNodes": [{"path": "/dev/nvidia1", "major": 195}]})
     with pytest.raises(InvalidRequest, match="names /dev/nvidia1 with the number 195:0"):
-        vendor_cdi.check([CDI_ID], [tmp_path], [TAKEN, OTHER], [TAKEN, OTHER])
+        cdi_edits.check([CDI_ID], [tmp_path], [TAKEN, OTHER], [TAKEN, OTHER])
 
 
 def specify(folder, file="claim.yaml", name="uid-gpu-0", **more):
@@ -88,7 +88,7 @@ def specify(folder, file="claim.yaml", name="uid-gpu-0", **more):
 
 
 def check(*folders):
-    vendor_cdi.check([CDI_ID], folders, [TAKEN], [TAKEN, OTHER])
+    cdi_edits.check([CDI_ID], folders, [TAKEN], [TAKEN, OTHER])
 
 
 @pytest.mark.parametrize("file", ["claim.yaml", "claim.json"])
