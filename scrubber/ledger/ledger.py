@@ -99,7 +99,7 @@ class Store(Protocol):
         """Release all files and locks; may be called twice."""
 
 
-def _no_follower(_record: Record) -> None:
+def _no_action(_record: Record) -> None:
     pass
 
 
@@ -133,7 +133,7 @@ class Ledger:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
-        self.follow: Callable[[Record], None] = _no_follower  # gets each new record, before a reader sees it
+        self.on_record: Callable[[Record], None] = _no_action  # gets each new record, before a reader sees it
         self.read_fence: Callable[[str], FenceReading | None] = _unread  # what it has counted of a device up to now
         self._disk: Disk = Works()
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
@@ -144,7 +144,7 @@ class Ledger:
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in loaded.records}
         for record in loaded.records:
-            self.follow(record)
+            self.on_record(record)
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
         self.head = loaded.head  # a copy elsewhere shows whether the last rows were cut off
         self._rows = loaded.rows
@@ -252,7 +252,7 @@ class Ledger:
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._append_and_sign(drafts, before, after), at)
         for record in changed.values():
-            self.follow(record)
+            self.on_record(record)
         self._records.update(changed)
         self._has_written(entries)
         self._tell(entries, before, asyncio.get_running_loop().time() - began)

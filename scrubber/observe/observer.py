@@ -260,7 +260,7 @@ class Observer:
         return FenceReading(clock.now(), why="no fence counts who opens it") if guard is None else guard.reading(uuid)
 
     def recorded(self, record: Record) -> None:
-        """A row about the device is in the ledger. What the kernel does for the service follows from the record."""
+        """``Ledger.on_record``: a new record. What the kernel does for the service follows from the record."""
         guard, receipt = self.driver.guard, record.scrubs.receipt
         if guard is None:
             return

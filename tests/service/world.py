@@ -395,7 +395,7 @@ class World:
         observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since, resetting)
         for record in ledger.records.values():
             observer.recorded(record)
-        ledger.follow = observer.recorded
+        ledger.on_record = observer.recorded
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._restore, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job
