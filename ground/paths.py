@@ -54,6 +54,11 @@ def last_policy(state_dir: Path) -> Path:
     return state_dir / "last-policy.yaml"
 
 
+def whole_policy(state_dir: Path, digest: str) -> Path:
+    """A policy that was in force, with all defaults, which rows of the ledger name by this digest."""
+    return state_dir / "policies" / f"{digest}.json"
+
+
 def proof_settings(state_dir: Path, digest: str) -> Path:
     """The settings of a policy that was in force, which receipts name by this digest."""
     return state_dir / "proof-settings" / f"{digest}.json"

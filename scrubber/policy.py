@@ -206,7 +206,7 @@ class ActivePolicy:
         """Write a policy down for a later start, before it is in force.
 
         If it cannot be written, none stays: an old one must not come into force again. OSError if an old one cannot be
-        removed either. What its receipts name by a digest stays for ever.
+        removed either. What receipts and rows of the ledger name by a digest stays for ever.
         """
         self.not_kept = ""
         if self._last is None:
@@ -216,7 +216,7 @@ class ActivePolicy:
                 self._last.remove()
             else:
                 self._last.write(loaded.text)
-            for path, text in named_by_receipts(loaded.policies, self._exempt, self._last.path.parent).items():
+            for path, text in named_by_digests(loaded.policies, self._exempt, self._last.path.parent).items():
                 if not path.exists():
                     private_files.make_folder(path.parent)
                     private_files.replace(path, text.encode())
@@ -225,11 +225,11 @@ class ActivePolicy:
             self._last.remove()
 
 
-def named_by_receipts(
+def named_by_digests(
     policies: PolicySet, exempt: tuple[tuple[str, ...], tuple[str, ...]], state_dir: Path
 ) -> dict[Path, str]:
-    """The files that receipts of these policies name by a digest. ``exempt``: units, and namespaces."""
-    texts = dict[Path, str]()
+    """The files that receipts and rows of the ledger name by a digest. ``exempt``: units, and namespaces."""
+    texts = {paths.whole_policy(state_dir, digest_of(policies)): policies.model_dump_json()}
     for policy in policies.policies:
         names = policy.exempt_names(*exempt)
         texts[paths.proof_settings(state_dir, policy.proof_digest)] = policy.proof_settings

@@ -532,7 +532,8 @@ class Guard:
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
         if not (exempt and judged.ignored):  # the policy lets it in, and does not count it
             opener = judged.opener(attempt, self._sources.pod_name(judged.place), exempt=exempt)
-            self.openers.add(uuid, opener, ignored=judged.ignored)
+            held = self._open_to.get(uuid) is not OpenTo.SERVICE  # unknown: somebody may have had it
+            self.openers.add(uuid, opener, ignored=judged.ignored, held=held)
         return judged.ignored
 
     def _look_up_refused(self) -> None:

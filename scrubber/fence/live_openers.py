@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ground import log, process_names
 from scrubber.core.model import Holder, Opener, Who
@@ -43,12 +43,11 @@ class LiveOpener:
 _Key: TypeAlias = tuple[Who, bool]  # and whether it is a bystander
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """How often others have asked for a device since the service started, and were refused, as far as it was told."""
+class Answer(NamedTuple):
+    """What became of an attempt."""
 
-    times: int = 0
-    refused: int = 0
+    refused: bool
+    held: bool  # whether somebody had the device
 
 
 class LiveOpeners:
@@ -59,15 +58,20 @@ class LiveOpeners:
         self._turn = threading.Lock()  # of changes: several threads make them
         self.attempts = 0  # of all devices, so far
         self._of: dict[str, dict[_Key, LiveOpener]] = {}
-        self._totals: dict[str, Totals] = {}
+        self._answers: dict[str, Counter[Answer]] = {}
         self._forgotten: dict[str, dict[Who, Opener]] = {}  # those that were not taken before
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def add(self, device: str, new: Opener, *, ignored: bool) -> None:
-        """Add attempts to the entry that they belong to. Once an hour, the log tells of it."""
+    def add(self, device: str, new: Opener, *, ignored: bool, held: bool) -> None:
+        """Add an attempt to the entry that it belongs to. Once an hour, the log tells of it.
+
+        ``held``: whether somebody had the device.
+        """
         with self._turn:
             to_log = self._add(device, new, self._wall(), ignored=ignored)
+            if not (ignored or new.exempt):
+                self._answers.setdefault(device, Counter())[Answer(bool(new.refused), held)] += 1
         if to_log is not None:
             _log(device, to_log.opener)
 
@@ -87,9 +91,6 @@ class LiveOpeners:
         if len(mine) > _KEPT:  # names that programs have chosen go first
             oldest = next((it for it in mine if it[0].command), next(iter(mine)))
             self._forget(device, mine.pop(oldest))
-        if not (ignored or new.exempt):
-            total = self._totals.get(device, Totals())
-            self._totals[device] = Totals(total.times + 1, total.refused + new.refused)
         return opener if due else None
 
     def _forget(self, device: str, opener: LiveOpener) -> None:
@@ -145,9 +146,9 @@ class LiveOpeners:
         users = [opener for opener in self.of(device) if not opener.ignored and opener.opened >= since]
         return sorted(users, key=lambda opener: (not opener.opener.exempt, opener.opened))
 
-    def asked(self, device: str) -> Totals:
-        """How often others have asked for the device."""
-        return self._totals.get(device, Totals())
+    def asked(self, device: str) -> Mapping[Answer, int]:
+        """How often others have asked for the device since the service started, as far as it was told."""
+        return Counter(self._answers.get(device, ()))
 
 
 def _log(device: str, opener: Opener) -> None:

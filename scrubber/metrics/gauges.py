@@ -18,9 +18,8 @@ from scrubber.core import absence, offering
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
-from scrubber.fence.live_openers import Totals
 from scrubber.metrics import service_metrics
-from scrubber.metrics.counters import ServiceCounters
+from scrubber.metrics.counters import NO_TENANT, TENANT, ServiceCounters
 from scrubber.observe.observer import Observer
 from scrubber.service import report
 from scrubber.service.context import ServiceContext
@@ -163,10 +162,9 @@ class ServiceCollector(Collector):
                 yield service_metrics.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
         yield from _health(self._context.seen.vitals.get(uuid))
         guard = self._context.observer.driver.guard
-        asked = guard.openers.asked(uuid) if guard is not None else Totals()
-        for answer, times in ((REFUSED, asked.refused), (COUNTED, asked.times - asked.refused)):
-            if times:
-                yield service_metrics.FENCE_ATTEMPTS, (answer,), float(times)
+        for answer, times in (guard.openers.asked(uuid) if guard is not None else {}).items():
+            words = REFUSED if answer.refused else COUNTED, TENANT if answer.held else NO_TENANT
+            yield service_metrics.FENCE_ATTEMPTS, words, float(times)
 
     def _last_receipt(self, record: Record) -> Receipt | None:
         return record.scrubs.receipt or self._counters.proven.get(record.device.uuid)

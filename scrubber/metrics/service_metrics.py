@@ -231,8 +231,8 @@ FENCE_ATTEMPTS = Row(
     "autoclave_fence_open_attempts_total", Kind.COUNTER,
     "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted."
     " An opening that is let through asks up to three times. Of who asks again and again, ten refused attempts a"
-    " second are counted here. Not of programs that the policy exempts. Absent until somebody has asked.",
-    (*ONE, "answer"),
+    " second are counted here. Not of programs that the policy exempts. had_by: whether a tenant had the device, or"
+    " nobody. Absent until somebody has asked.", (*ONE, "answer", "had_by"),
 )  # fmt: skip
 UNSIGNED = Row(
     "autoclave_receipts_unsigned_total", Kind.COUNTER,

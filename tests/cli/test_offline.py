@@ -15,12 +15,13 @@ from autoclave import cli
 from autoclave.cli import service_call
 from ground import paths
 from policies import load, policy_model
+from policies.policy_model import FenceMode
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import drills, layout, open_check
 from scrubber.ledger import opening
-from scrubber.policy import ActivePolicy
+from scrubber.policy import ActivePolicy, digest_of
 
 
 @pytest.fixture
@@ -147,6 +148,7 @@ def test_what_a_receipt_names_by_a_digest_is_shown(autoclave, tmp_path):
     file.write_text("name: mine\nrules: [{name: all, match: {}, policy: {clear: {passes: random}}}]\n")
     active = ActivePolicy(str(file), paths.last_policy(state), exempt_units=("telegraf.service",))
     active.keep()
+    first = active.digest
     exempt = policy_model.digest(active.defaults.exempt_names(["telegraf.service"]))
     digest = load.load(str(file)).rules[0].policy.proof_digest
     file.write_text("name: mine\n")
@@ -157,6 +159,10 @@ def test_what_a_receipt_names_by_a_digest_is_shown(autoclave, tmp_path):
     named = autoclave("policy", "show", "--digest", exempt, "--state-dir", state).stdout.splitlines()
     assert {"unit telegraf.service", "namespace gpu-operator"} < set(named)
     assert json.loads(autoclave("policy", "show", "--digest", active.defaults.proof_digest).stdout)["paths"]
+    whole = autoclave("policy", "show", "--digest", first, "--state-dir", state)
+    assert json.loads(whole.stdout)["rules"][0]["policy"]["clear"]["passes"] == "random"
+    watching = digest_of(load.load("strict").fenced(FenceMode.WATCH))
+    assert json.loads(autoclave("policy", "show", "--digest", watching).stdout)["name"] == "strict"
     kept = paths.proof_settings(state, digest)
     kept.write_text(kept.read_text().replace("random", "zero"))
     changed = autoclave("policy", "show", "--digest", digest, "--state-dir", state)

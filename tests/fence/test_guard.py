@@ -29,6 +29,7 @@ from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import bpf, fence
 from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Fence
+from scrubber.fence.live_openers import Answer
 from scrubber.node import proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.new_groups import NewGroups
@@ -333,7 +334,7 @@ def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
             assert asking.uses() == 0
         (live,) = asking.guard.openers.of(DEVICE)
         assert (live.ignored, live.opener.exempt) == (True, False), "it would be refused, and must be named before"
-        assert asking.guard.openers.asked(DEVICE).times == 0
+        assert not asking.guard.openers.asked(DEVICE)
         asking.bystanders = set()
         opens()
         assert asking.uses() > 0
@@ -517,7 +518,11 @@ def test_a_refused_attempt_is_no_use(asking: Asking, foreign: Path) -> None:
     assert asking.uses() == 0
     (live,) = asking.guard.openers.of(DEVICE)
     assert live.opener.times == live.opener.refused > 0
-    assert asking.guard.openers.asked(DEVICE).refused == live.opener.refused
+    assert asking.guard.openers.asked(DEVICE) == {Answer(refused=True, held=False): live.opener.refused}
+    asking.keep(lives.IN_USE)
+    assert run(foreign, OPENS) == "refused"
+    assert asking.uses() == 0
+    assert {it.held for it in asking.guard.openers.asked(DEVICE)} == {False, True}
 
 
 def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: Path, standing: Fence) -> None:
@@ -737,9 +742,9 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
-    while not asking.guard.openers.asked(DEVICE).times:
+    while not asking.guard.openers.asked(DEVICE):
         """No use counter waits for it: the thread looks up who was refused."""
-    assert asking.guard.openers.asked(DEVICE).times < 2000
+    assert sum(asking.guard.openers.asked(DEVICE).values()) < 2000
 
 
 def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:

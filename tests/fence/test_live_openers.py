@@ -41,5 +41,5 @@ def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
     openers = LiveOpeners(lambda: now[0])
     for now[0], place, how in attempts:
         opener = Opener(place, "", "x", 1, how["exempt"], 1, int(how["refused"]), now[0], now[0])
-        openers.add("gpu", opener, ignored=how["ignored"])
+        openers.add("gpu", opener, ignored=how["ignored"], held=False)
     assert [it.opener.place for it in openers.users("gpu", 10.0)][-1:] == [user] * bool(user)

@@ -47,7 +47,9 @@ class Node:
         self, uuid: str, place: str, *, refused: bool = False, exempt: bool = False, ignored: bool = False
     ) -> None:  # fmt: skip
         now = self.world.node.now().wall
-        self.live.add(uuid, Opener(place, "", "python", 42, exempt, 1, int(refused), now, now), ignored=ignored)
+        self.live.add(
+            uuid, Opener(place, "", "python", 42, exempt, 1, int(refused), now, now), ignored=ignored, held=False
+        )
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
         """Who, how often, whether somebody had the device, and whether that is the last row of him."""
@@ -119,7 +121,7 @@ async def test_attempts_while_no_service_ran_keep_their_times(node):
     node.live, began = LiveOpeners(lambda: node.world.node.now().wall), node.world.node.now().wall
     for ago, pid, refused in ((60.0, 8, 0), (90.0, 7, 1)):
         attempt = Opener("stranger", "", "python", pid, False, 1, refused, began - ago, began - ago)
-        node.live.add(node.world.uuids[0], attempt, ignored=False)
+        node.live.add(node.world.uuids[0], attempt, ignored=False, held=False)
     node.openers = Openers(node.world.context, node.live)
     await node.openers.write()
     opener = (await node.attempts())[-1].opener

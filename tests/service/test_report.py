@@ -345,7 +345,9 @@ async def test_an_attempt_before_the_grant_may_be_of_the_owner(begin, monkeypatc
     world, device, process = await of_a_job(begin)
     wall = world.node.now().wall - (60.0 if since == "before the grant" else 0.0)
     openers = LiveOpeners(lambda: wall)
-    openers.add(device, Opener("container:job", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False)
+    openers.add(
+        device, Opener("container:job", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False, held=False
+    )
     monkeypatch.setattr(world.life.observer.driver.guard, "openers", openers)
     named = f"`kill {process.pid}`" in "".join((await world.life.reporter.explain(device)).advice)
     assert named is (since == "after it")
@@ -364,7 +366,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
     process = owner if who == "the owner" else world.foreign(device, "stranger", "uid-9")
     guard, wall = world.life.observer.driver.guard, world.node.now().wall
     openers = LiveOpeners(lambda: wall)
-    openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False)
+    openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False, held=False)
     monkeypatch.setattr(guard, "openers", openers)
     monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place: pod.startswith("monitoring/"))
     for state in ("with its pod", "and after it")[: 1 if who == "the owner" else 2]:
@@ -409,7 +411,7 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
     asked = [("uid-1", False), ("uid-2", False), ("uid-1", True), ("uid-1", True)]
     for pod, exempt in asked:
         opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), 0.0, 0.0)
-        guard.openers.add(world.uuids[0], opener, ignored=False)
+        guard.openers.add(world.uuids[0], opener, ignored=False, held=False)
     tenants = Tenants(names=pods)
 
     async def look() -> Tenants:

@@ -98,7 +98,7 @@ def _digest(_context: click.Context, _option: click.Parameter, value: str | None
 @click.argument("name", required=False, metavar="[NAME|FILE]", shell_complete=options.complete_policies)
 @click.option(
     "--digest", metavar="DIGEST", allow_from_autoenv=False, callback=_digest,
-    help="The settings, or the names of who is exempt, that a receipt names by this.",
+    help="The settings or the exempt names of a receipt, or the policy of a row of the history.",
 )  # fmt: skip
 @options.state_dir
 def show(name: str | None, digest: str | None, state_dir: Path) -> int:
@@ -107,8 +107,9 @@ def show(name: str | None, digest: str | None, state_dir: Path) -> int:
     Of a FILE, print the policy with all defaults filled in, also those of each rule: what a service would do with it.
 
     With --digest, print what a receipt names by its policy.digest, as JSON: the settings that decide what a proof is
-    worth. Or what it names by fence.exempt, one name in a line: who may open a GPU at any time. The node keeps both
-    for each policy that was in force. Elsewhere, only those of shipped policies are known.
+    worth. Or what it names by fence.exempt, one name in a line: who may open a GPU at any time. Or the whole policy
+    that a row of the history names. The node keeps all three for each policy that was in force. Elsewhere, only those
+    of shipped policies are known.
     """
     if (name is None) == (digest is None):
         raise click.UsageError("give the name of a shipped policy, a policy file, or --digest")
@@ -144,15 +145,18 @@ def _named_by(digest: str, state_dir: Path) -> str:
             return json.dumps(json.loads(text), indent=2) if text.startswith("{") else text.rstrip()
     raise FatalError(
         f"cannot show what {digest} names: no shipped policy has this digest, and {state_dir} has no file for it",
-        "run this on the node that signed the receipt",
+        "run this on the node that signed the receipt or wrote the row",
     )
 
 
 def _texts(digest: str, state_dir: Path) -> Iterator[str]:
     for name in load.shipped():
-        for policy in load.load(name).policies:
+        policies = load.load(name)
+        yield from (each.model_dump_json() for each in (policies, *map(policies.fenced, policy_model.FenceMode)))
+        for policy in policies.policies:
             yield policy.proof_settings
             yield policy.exempt_names()
+    yield _kept(paths.whole_policy(state_dir, digest), digest)
     yield _kept(paths.proof_settings(state_dir, digest), digest)
     yield _kept(paths.exempt_names(state_dir, digest), digest)
 
