@@ -54,7 +54,7 @@ class Responses(Protocol[P]):
     async def complete(
         self, prepared: P, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
     ) -> wire.AllocateResponse:
-        """The answer, after the service has handed the devices out. If this raises, they are given back first."""
+        """The answer, after the service has handed the devices out. If this raises, it has given them back."""
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
         """Do what is necessary before a container starts, after the service has agreed."""

@@ -44,7 +44,7 @@ class Tenancy:
     allocations: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
-    kept_for: str = ""  # of an older version: the claim that kept the device during a scrub; decides nothing
+    kept_for: str = ""  # the claim that keeps the device during a scrub between two of its containers
     awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
     deferred: Moment | None = None  # when Allocate last gave it to a pod whose containers wait, if not granted since
     held_from: int | None = None  # ``number`` of the first hand-over whose directory a pod may have; None: the present

@@ -54,7 +54,7 @@ class Jobs:
         self.slots = Slots(observer)
         self._running: dict[str, ScrubJob] = {}
         self._context = JobContext(
-            ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running.pop
+            ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, forget=self._running.pop
         )
         self._spawn_restorer = spawn_restorer
         self._restoring: dict[str, asyncio.Task[None]] = {}

@@ -122,7 +122,8 @@ class Ledger:
     ) -> None:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
-        # Set before the first write. The writing thread calls it when rows are on the disk, before a reader sees them.
+        # ``assembly`` sets it before the first write. The writing thread calls it when rows are on the disk, before a
+        # reader sees them.
         self.notary: Notary | None = None
         self._store = store
         self._now = now
@@ -133,8 +134,10 @@ class Ledger:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
-        self.on_record: Callable[[Record], None] = _no_action  # gets each new record, before a reader sees it
-        self.read_fence: Callable[[str], FenceReading | None] = _unread  # what it has counted of a device up to now
+        # ``assembly`` sets both. The first gets each new record before a reader sees it: ``Observer.recorded`` opens or
+        # closes the device in the kernel. The second is ``Observer.fence_reading``: the counts of a device up to now.
+        self.on_record: Callable[[Record], None] = _no_action
+        self.read_fence: Callable[[str], FenceReading | None] = _unread
         self._disk: Disk = Works()
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         loaded = loaded or store.load(states.replay)

@@ -264,7 +264,10 @@ class Worker:
             self._child.kill()
 
     async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
-        """Run one step. The worker can run another step only after a report of its child."""
+        """Run one step in the child (``workers/__main__``), which calls the function of ``step_functions``.
+
+        The worker can run another step only after a report of its child.
+        """
         began = time.monotonic()
         report: Report | None = None
         try:
