@@ -76,6 +76,7 @@ def _findings() -> Section:
                levels=SHOULD_BE_ZERO, words=NOT_SCRAPED),
         Column("Bytes", f"{SCOPE.increase(service.RESIDUE_BYTES, *DEVICE_ID)} > 0", units.BytesIEC),
         Column("Unauthorised use", f"{SCOPE.increase(service.UNAUTHORISED, *DEVICE_ID)} > 0", levels=SHOULD_BE_ZERO),
+        Column("Another container now", largest(SCOPE.of(service.CROWDED), *DEVICE_ID), levels=SHOULD_BE_ZERO),
         links={"GPU": TO_GPU}, empty="No GPU has a finding",
     )  # fmt: skip
     return Section("Findings", 7, ((8, unauthorised), (8, asked), (8, residue), (24, who)))

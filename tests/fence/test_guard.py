@@ -519,10 +519,14 @@ def test_a_refused_attempt_is_no_use(asking: Asking, foreign: Path) -> None:
     (live,) = asking.guard.openers.of(DEVICE)
     assert live.opener.times == live.opener.refused > 0
     assert asking.guard.openers.asked(DEVICE) == {Answer(refused=True, held=False): live.opener.refused}
+
+
+def test_an_attempt_in_a_tenancy_is_counted_apart(asking: Asking, foreign: Path) -> None:
+    refused(asking)
     asking.keep(lives.IN_USE)
     assert run(foreign, OPENS) == "refused"
-    assert asking.uses() == 0
-    assert {it.held for it in asking.guard.openers.asked(DEVICE)} == {False, True}
+    asking.until_looked_up()
+    assert {*asking.guard.openers.asked(DEVICE)} == {Answer(refused=True, held=True)}
 
 
 def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: Path, standing: Fence) -> None:

@@ -234,7 +234,8 @@ async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
     sick, out, blocked, scrubbed = (device.uuid for device in node.devices[:4])
     grant = Grant("grant", lives.NOW, "epoch", announced=True, receipt=lives.proof(node.record(sick)).id)
     owner = Owner("pod", lives.NOW, seen=True)
-    await node.tell(sick, ev.Granted(grant), ev.PutInUse(owner), ev.AilmentFound(lives.quarantine().ailment))
+    await node.tell(sick, ev.Granted(grant), ev.PutInUse(owner), ev.PutInUse(replace(owner, crowded=True)))
+    await node.tell(sick, ev.AilmentFound(lives.quarantine().ailment))
     await node.tell(out, ev.Quarantined(lives.quarantine()))
     fence_all(node, monkeypatch)
     context = node.built.service.context
