@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ground import log
@@ -18,7 +18,7 @@ from scrubber.fence.guard import Guard
 from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import Fence, FenceError
-from scrubber.node import own_cgroup, proc
+from scrubber.node import cgroup_tree, own_cgroup, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.group_ids import GroupIds
 from scrubber.node.new_groups import NewGroups
@@ -89,6 +89,7 @@ def guard(
                 exempt=groups,
                 exempt_digest=digest(names) if names else "",
                 namespaces=frozenset(namespaces),
+                names=partial(cgroup_tree.is_named, units),
                 pods_have_groups=has_pods,
             )
 

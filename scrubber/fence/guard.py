@@ -24,7 +24,7 @@ from ground import boot, log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.guarded import FenceReading
-from scrubber.core.model import DeviceNumber
+from scrubber.core.model import NOWHERE, DeviceNumber
 from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
 from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import program
@@ -300,13 +300,22 @@ class Guard:
         """NAMESPACE/NAME of a pod; empty: it is not known."""
         return self._sources.pod_name(uid)
 
-    def exempts(self, uuid: str, pod: str, place: str) -> bool:
-        """Whether the policy in force lets a pod, as NAMESPACE/NAME, or a unit at this place open the device."""
+    def exempts(self, uuid: str, pod: str, place: str, *, before: bool = False) -> bool:
+        """Whether the policy in force lets a pod, as NAMESPACE/NAME, or a unit at this place open the device.
+
+        ``before``: whether a policy let it in when it asked. The control group of a unit that has ended is gone: the
+        unit is exempt if it was, and the policy in force still names it.
+        """
         terms = self._sources.terms(uuid)
         if pod.partition("/")[0] in terms.namespaces:
             return True
-        places = map(self._sources.place, terms.exempt) if place.startswith("/") else ()
-        return any(found is not None and found.name == place for found in places)
+        if not place.startswith("/"):  # a container, or a pod without a name
+            groups = self._sources.groups(place) if before and place not in NOWHERE else ()
+            return any(found.groups & terms.exempt for found in map(self._sources.place, groups) if found is not None)
+        if before and terms.names(place):
+            return True
+        names = {found.name for found in map(self._sources.place, terms.exempt) if found is not None and found.name}
+        return any(place == name or place.startswith(f"{name}/") for name in names)
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether no pod can open the device now but its owner, and who is exempt."""

@@ -37,6 +37,7 @@ class Terms:
     exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time ...
     exempt_digest: str = ""  # ... and the digest of their names; empty: nobody may
     namespaces: frozenset[str] = frozenset()  # whose pods are exempt
+    names: Callable[[str], bool] = lambda _place: False  # whether an exempt unit has the name of this place
     pods_have_groups: bool = True  # each pod has a control group of its own; not on a node with version 1
 
     @property

@@ -170,6 +170,15 @@ class Tree:
             os.close(opened)
 
 
+def is_named(names: Collection[str], place: str) -> bool:
+    """Whether one of these units, as ``Tree.units`` takes them, has the name of this place, or of one above it."""
+    parts = place.split("/")
+    above = {"/".join(parts[: at + 1]) for at in range(1, len(parts))}
+    return any(
+        name in above if name.startswith("/") else any(map(_pattern(name).fullmatch, parts)) for name in names
+    )  # fmt: skip
+
+
 @lru_cache(256)
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\*", ".*"), re.DOTALL)

@@ -244,9 +244,9 @@ class StatusReporter:
         ]
 
     def _named(self, uuid: str, opener: views.OpenerView, names: Mapping[str, str]) -> views.OpenerView:
-        """With the name of its pod, which the policy in force may exempt since it asked."""
+        """With the name of its pod, and whether the policy in force exempts it, which may be another one since."""
         pod, guard = names.get(opener.place, opener.pod), self._context.observer.driver.guard
-        exempt = opener.exempt or (guard is not None and guard.exempts(uuid, pod, opener.place))
+        exempt = guard is not None and guard.exempts(uuid, pod, opener.place, before=opener.exempt)
         return replace(opener, pod=pod, exempt=exempt)
 
     async def _pods(self) -> Tenants:

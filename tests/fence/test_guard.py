@@ -59,12 +59,13 @@ class Asking:
         self.terms = Terms()
         self.exempt = set(exempt)  # control groups, by the next reading
         self._exempt = frozenset[int]()
+        self.named = set[str]()  # places with the name of an exempt unit
         self.ours = set[int]()  # processes that the service has started
         self.sources = Sources(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
             lambda pod: self.groups.get(pod, frozenset()),
             lambda _uuid: self._is_bystander,
-            lambda _uuid: replace(self.terms, exempt=self._exempt),
+            lambda _uuid: replace(self.terms, exempt=self._exempt, names=self.named.__contains__),
             self._read,
             Tree(fence.root()).place,
             Tree(fence.root()).runs,
@@ -617,6 +618,27 @@ def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreig
     asking.guard.renew()
     assert asking.guard.exempts(DEVICE, "", live.opener.place)
     assert not asking.guard.exempts(DEVICE, "", "/another.service")
+    assert asking.guard.exempts(DEVICE, "", f"{live.opener.place}/below"), "as the kernel has it"
+    assert not asking.guard.exempts(DEVICE, "", f"{live.opener.place}-2")
+    asking.exempt = set()
+    asking.guard.renew()
+    assert not asking.guard.exempts(DEVICE, "", live.opener.place, before=True)
+
+
+def test_a_unit_that_has_ended_is_exempt_by_its_name(asking: Asking) -> None:
+    asking.named = {"/system.slice/check.service"}
+    for before in (True, False):
+        assert asking.guard.exempts(DEVICE, "", "/system.slice/check.service", before=before) is before
+    assert not asking.guard.exempts(DEVICE, "", "/system.slice/other.service", before=True)
+
+
+def test_a_container_is_exempt_by_the_group_above_it(asking: Asking, foreign: Path) -> None:
+    asking.groups["container:ab"] = frozenset({identity(made_group(foreign / "container"))})
+    for exempt in (True, False):
+        asking.exempt = {foreign} if exempt else set()
+        asking.guard.renew()
+        assert asking.guard.exempts(DEVICE, "", "container:ab", before=True) is exempt
+    assert not asking.guard.exempts(DEVICE, "", "", before=True)
 
 
 def test_a_group_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.node.cgroup_tree import Tree
+from scrubber.node.cgroup_tree import Tree, is_named
 from tests.control_groups import group, identity
 
 __all__ = ["group"]  # a fixture
@@ -105,6 +105,23 @@ def test_a_pattern_names_units_and_a_path_a_group(group: Path, tmp_path: Path) -
     assert tree.units(["crio-conmon-*.scope"]) == scopes
     assert tree.units(["conmon-*.scope", "crio-*.slice", "/podruntime/none", "/podruntime/late"]) == frozenset()
     assert tree.units(["/podruntime/runtime"]) == {runtime}
+
+
+@pytest.mark.parametrize(
+    ("names", "place", "is_named_so"),
+    [
+        (["dcgm.service"], "/system.slice/dcgm.service", True),
+        (["dcgm.service"], "/system.slice/not-dcgm.service", False),
+        (["crio-conmon-*.scope"], "/machine.slice/crio-conmon-4.scope", True),
+        (["user.slice"], "/user.slice/user-0.slice/session-3.scope", True),
+        (["/podruntime/runtime"], "/podruntime/runtime/below", True),
+        (["/podruntime/runtime"], "/podruntime/runtime-2", False),
+        (["/podruntime/runtime"], "/x/podruntime/runtime", False),
+        ([], "/user.slice", False),
+    ],
+)
+def test_a_place_has_the_name_of_a_unit(names: list[str], place: str, *, is_named_so: bool) -> None:
+    assert is_named(names, place) is is_named_so
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
     openers = LiveOpeners(lambda: wall)
     openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False, held=False)
     monkeypatch.setattr(guard, "openers", openers)
-    monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place: pod.startswith("monitoring/"))
+    monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place, **_: pod.startswith("monitoring/"))
     for state in ("with its pod", "and after it")[: 1 if who == "the owner" else 2]:
         explained = await world.life.reporter.explain(device)
         named = any(f"`kill {process.pid}`" in it for it in explained.advice)
@@ -396,19 +396,20 @@ class Following:
     def keeps_out(self, _uuid: str) -> bool:
         return False
 
-    def exempts(self, _uuid: str, pod: str, _place: str) -> bool:
+    def exempts(self, _uuid: str, pod: str, _place: str, *, before: bool = False) -> bool:  # noqa: ARG002 - as the guard has it
         return pod.startswith("monitoring/")
 
     def read_uses(self, _uuid: str) -> None:
         """It has counted nothing."""
 
 
-async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
+async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):
+    """Whatever it said when the opener asked: a plan is applied as it is printed."""
     world = await begin()
     guard = Following(KeptOff.PODS)
     monkeypatch.setattr(world.life.observer.driver, "guard", guard)
     pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
-    asked = [("uid-1", False), ("uid-2", False), ("uid-1", True), ("uid-1", True)]
+    asked = [("uid-1", False), ("uid-2", True), ("uid-1", True), ("uid-1", True)]
     for pod, exempt in asked:
         opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), 0.0, 0.0)
         guard.openers.add(world.uuids[0], opener, ignored=False, held=False)
@@ -420,7 +421,7 @@ async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
     monkeypatch.setattr(world.context, "tenants", look)
     device = (await world.life.reporter.status([world.uuids[0]])).devices[0]
     assert [(it.pod, it.exempt, it.times, it.refused) for it in device.openers] == [
-        ("team/train", False, 1, 1), ("monitoring/dcgm", True, 3, 1),
+        ("team/train", False, 1, 0), ("monitoring/dcgm", True, 3, 1),
     ]  # fmt: skip
 
 
