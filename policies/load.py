@@ -86,32 +86,17 @@ REMOVED = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OutdatedField:
-    """Where a file has a field of an older version that changes nothing. Lines and columns begin at 1."""
+class PolicyWarning:
+    """Where a file without faults may not do what was meant. Lines and columns begin at 1."""
 
     source: str
     line: int
     column: int
     path: str
-    instead: str  # what holds now, or what to do instead
+    text: str  # about the path, as the rest of a sentence that begins with it
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}: {self.path} is {OLDER} and has no effect: {self.instead}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReplacedList:
-    """Where a list of a file has entries of its own, and lacks some of the shipped list."""
-
-    source: str
-    line: int
-    column: int
-    path: str
-    left_out: tuple[str, ...]
-
-    def __str__(self) -> str:
-        place, names = f"{self.source}:{self.line}:{self.column}: {self.path}", ", ".join(self.left_out)
-        return f"{place} takes the place of the shipped list, and lacks {names}: add those that run on your nodes"
+        return f"{self.source}:{self.line}:{self.column}: {self.path} {self.text}"
 
 
 def load(name_or_path: str) -> PolicySet:
@@ -139,52 +124,33 @@ def schema() -> str:
 
 def load_bytes(data: bytes, source: str) -> PolicySet:
     """The policy set of a file with this content."""
-    return load_text(_decoded(data, source), source)
+    return load_text(decoded(data, source), source)
 
 
 def load_text(text: str, source: str) -> PolicySet:
     """Read all policies from a text. Raises DocumentError with all faults."""
     root, faults = yaml_tree.parse(text, source)
-    policies = {loc: _without_outdated(policy) for loc, policy in _policies(root.plain())}
+    policies = {loc: _without_outdated(policy) for loc, policy in policies_of(root.plain())}
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
         raise DocumentError(*faults, *(problem.fault(root, source) for problem in problems))
     return validation.build(PolicySet, _with(root, policies))
 
 
-def outdated(data: bytes, source: str) -> tuple[OutdatedField, ...]:
+def outdated(data: bytes, source: str) -> tuple[PolicyWarning, ...]:
     """Where a file without faults has fields of an older version, which change nothing."""
-    text = _decoded(data, source)
+    text = decoded(data, source)
     if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
         return ()
     root, _ = yaml_tree.parse(text, source)
     found = [
-        OutdatedField(source, place.line, place.column, path(loc), field.instead)
-        for policy, _ in _policies(root.plain())
+        PolicyWarning(source, place.line, place.column, path(loc), f"is {OLDER} and has no effect: {field.instead}")
+        for policy, _ in policies_of(root.plain())
         for name, field in REMOVED.items()
         if root.find(loc := (*policy, *name.split("."))) is not None
         for place in (root.nearest(loc).key,)
     ]
     return tuple(sorted(found, key=lambda field: (field.line, field.column)))
-
-
-def replaced_lists(data: bytes, source: str) -> tuple[ReplacedList, ...]:
-    """Where a file without faults may have lost entries of a shipped list by adding its own."""
-    root, _ = yaml_tree.parse(_decoded(data, source), source)
-    shipped_evict, found = Policy().evict, list[ReplacedList]()
-    for policy, _ in _policies(root.plain()):
-        for name in ("operator_namespaces", "bystanders"):
-            node, entries = root.find(loc := (*policy, "evict", name)), getattr(shipped_evict, name)
-            if node is None:
-                continue
-            own = node.plain()
-            if not isinstance(own, list):
-                continue
-            lacking = tuple(entry for entry in entries if entry not in own)
-            if lacking and not {*own} <= {*entries}:  # who only takes entries out wants them out
-                place = node.key
-                found.append(ReplacedList(source, place.line, place.column, path(loc), lacking))
-    return tuple(found)
 
 
 def read(name: str) -> bytes:
@@ -200,7 +166,8 @@ def read(name: str) -> bytes:
         raise DocumentError(DocumentFault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
 
 
-def _decoded(data: bytes, name: str) -> str:
+def decoded(data: bytes, name: str) -> str:
+    """The text of a file; DocumentError if it is none."""
     if len(data) > LARGEST:
         raise DocumentError(DocumentFault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
     try:
@@ -213,7 +180,7 @@ def _decoded(data: bytes, name: str) -> str:
         ) from error
 
 
-def _policies(document: object) -> Iterator[tuple[Loc, object]]:
+def policies_of(document: object) -> Iterator[tuple[Loc, object]]:
     """Every policy of a document after the merge, with its location."""
     defaults = document.get("defaults") if isinstance(document, dict) else None
     if isinstance(defaults, dict):

@@ -102,7 +102,7 @@ def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path
         f"warning: {tmp_path}/old.yaml:2:20: defaults.paths.escalate is a field of an older version and has no effect"
     )
     [item] = json.loads(autoclave("policy", "check", tmp_path / "old.yaml", "-o", "json").stdout)["items"]
-    assert (item["valid"], [fault["path"] for fault in item["outdated"]]) == (True, ["defaults.paths.escalate"])
+    assert (item["valid"], [fault["path"] for fault in item["warnings"]]) == (True, ["defaults.paths.escalate"])
 
 
 OF_A_SITE = """\

@@ -237,27 +237,6 @@ def test_a_removed_field_that_demanded_more_is_refused(name, value):
     assert found == [f"defaults.{why}", f"rules[0].policy.{why}"]
 
 
-REPLACING = """\
-name: mine
-defaults: {evict: {operator_namespaces: [monitoring, kube-system]}}
-rules:
-  - {name: one, match: {gpu: [GPU-1]}, policy: {evict: {bystanders: [/usr/bin/telegraf]}}}
-"""
-
-
-def test_a_list_that_lost_shipped_entries_is_named():
-    [names, programs] = load.replaced_lists(REPLACING.encode(), "p.yaml")
-    assert (names.line, names.path) == (2, "defaults.evict.operator_namespaces")
-    assert {*names.left_out} == {*Policy().evict.operator_namespaces} - {"kube-system"}
-    assert (programs.line, programs.path) == (4, "rules[0].policy.evict.bystanders")
-
-
-@pytest.mark.parametrize("items", ["[]", "[kube-system]", str([*Policy().evict.operator_namespaces, "monitoring"])])
-def test_a_list_that_only_loses_or_only_adds_is_not(items):
-    text = f"name: mine\ndefaults: {{evict: {{operator_namespaces: {items}}}}}\n"
-    assert load.replaced_lists(text.encode(), "p.yaml") == ()
-
-
 def test_a_rule_that_changes_a_removed_field_is_refused():
     text = (
         "name: a\ndefaults: {paths: {escalate: true}}\n"

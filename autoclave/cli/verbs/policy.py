@@ -18,7 +18,7 @@ from ground import paths
 from ground.documents.faults import DocumentError, DocumentFault
 from ground.errors import FatalError
 from ground.quantities import quantity
-from policies import load, match, policy_model
+from policies import file_warnings, load, match, policy_model
 
 
 @click.group()
@@ -34,8 +34,9 @@ def check(files: tuple[str, ...], output: str) -> int:
 
     FILE is a file, the name of a shipped policy, or - for stdin.
 
-    Exit code 2 when a service would refuse one of them. A field of an older version is only a warning if it asks for
-    what happens anyway, and so is a list that adds entries and lacks some of the shipped list, which it replaces.
+    Exit code 2 when a service would refuse one of them. These are only warnings: a field of an older version that asks
+    for what happens anyway, a list that adds entries and lacks some of the shipped list, which it replaces, and an
+    entry that exempts nobody, or every script.
     """
     checked = [_check(file) for file in dict.fromkeys(files)]
     if output != "text":
@@ -55,8 +56,7 @@ class _CheckedFile:
     name: str
     policies: policy_model.PolicySet | None  # None: it would refuse the file
     faults: tuple[DocumentFault, ...] = ()
-    outdated: tuple[load.OutdatedField, ...] = ()
-    replaced: tuple[load.ReplacedList, ...] = ()
+    warnings: tuple[load.PolicyWarning, ...] = ()
 
 
 def _check(file: str) -> _CheckedFile:
@@ -65,17 +65,14 @@ def _check(file: str) -> _CheckedFile:
         if file in load.shipped():
             return _CheckedFile(name, load.load(file))
         data = sys.stdin.buffer.read(load.LARGEST + 1) if file == "-" else load.read(file)
-        policies = load.load_bytes(data, name)
-        return _CheckedFile(
-            name, policies, outdated=load.outdated(data, name), replaced=load.replaced_lists(data, name)
-        )  # fmt: skip
+        return _CheckedFile(name, load.load_bytes(data, name), warnings=file_warnings.found(data, name))
     except DocumentError as error:
         return _CheckedFile(name, None, error.faults)
 
 
 def _say(file: _CheckedFile) -> None:
     """Print what is wrong with it on stderr."""
-    for line in (*file.faults, *(f"warning: {it}" for it in (*file.outdated, *file.replaced))):
+    for line in (*file.faults, *(f"warning: {it}" for it in file.warnings)):
         click.echo(human.printable(str(line)), err=True)
 
 
@@ -83,8 +80,7 @@ def _item(file: _CheckedFile) -> dict[str, object]:
     about: dict[str, object] = {"name": "", "rules": None}
     if file.policies is not None:
         about = {"name": file.policies.name, "rules": len(file.policies.rules)}
-    faults, outdated, replaced = (list(map(asdict, those)) for those in (file.faults, file.outdated, file.replaced))
-    found = {"faults": faults, "outdated": outdated, "replaced_lists": replaced}
+    found = {"faults": [*map(asdict, file.faults)], "warnings": [*map(asdict, file.warnings)]}
     return {"file": file.name, "valid": file.policies is not None, **about, **found}
 
 

@@ -42,7 +42,7 @@ class ReadPolicy:
     source: str  # a file, a value of the chart, or a name
     policies: PolicySet | None  # None: it has faults, or was not found
     faults: tuple[DocumentFault, ...] = ()
-    outdated: tuple[load.OutdatedField, ...] = ()
+    outdated: tuple[load.PolicyWarning, ...] = ()
     place: str = ""  # the path of the file for the service, if that is known
 
 
@@ -179,7 +179,7 @@ def _from_bytes(text: bytes, source: str) -> ReadPolicy:
         return ReadPolicy(source, None, error.faults, _also_outdated(text, source, error.faults))
 
 
-def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.OutdatedField, ...]:
+def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.PolicyWarning, ...]:
     """The fields of an older version in a file with faults, but for those that are faults."""
     places = {(fault.line, fault.column) for fault in faults}
     try:
