@@ -47,8 +47,9 @@ def _about(root: yaml_tree.YamlNode, where: Loc, policy: dict[str, Any]) -> Iter
     namespaces = evict.get("operator_namespaces", _SHIPPED.operator_namespaces)
     for loc, entry in _entries(root, (*where, "evict", "bystanders")):
         namespace, colon, _ = entry.partition(":/")
-        if is_interpreter(entry):
-            yield loc, f"is {entry}, which runs every script: run yours with a copy of it under another name"
+        if is_interpreter(entry) and not colon:
+            text = f"is {entry}, so each script that root runs is a bystander: run yours with a copy of {entry} under "
+            yield loc, f"{text}another name, and list that"
         if colon and namespace not in namespaces:
             text = f"is {entry}, but {namespace} is not in evict.operator_namespaces, so the fence keeps its pods off: "
             text += "add it there, unless --operator-namespace (policy.operatorNamespaces of the chart) names it"

@@ -145,6 +145,10 @@ class OpenerView:
         place = pod_groups.GONE if pod_groups.holds_pods(self.place) else self.place
         return self.pod or place or "it has ended"
 
+    def is_settled(self, policy_since: float) -> bool:
+        """Whether the policy in force lets it in, and it has made no attempt that counts since then."""
+        return self.exempt and (self.ignored or self.last < policy_since)
+
     @property
     def refused_in_part(self) -> bool:
         """Whether some attempts were refused and some were not: nobody knows which of them its last process made."""
@@ -237,6 +241,9 @@ class ServiceStatus:
     ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
     fence_below: str = ""  # the control group outside of which the fence counts nobody, for trials
     pods_share_groups: bool = False  # pods are in control groups of version 1, so the fence can keep nobody off
+    policy_since: float = 0.0  # from when on the same programs are exempt and bystanders; 0: it is not known
+    exempt_namespaces: tuple[str, ...] = ()  # by flags of the service, beside those of the policy
+    exempt_units: tuple[str, ...] = ()  # the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,6 +350,8 @@ def build(
         simulated_dir="" if whole_node else str(config.simulation),
         state_dir=str(config.state_dir),
         started=clock.now().wall,
+        exempt_namespaces=config.operator_namespace,
+        exempt_units=config.exempt_unit,
         set_aside=LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
         fence_lacks=fenced if isinstance(fenced, str) else "",
     )

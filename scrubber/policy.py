@@ -17,6 +17,7 @@ from ground.documents.faults import DocumentError
 from policies import load, match, policy_model
 from policies.policy_model import FenceMode, Policy, PolicySet
 from scrubber.core.model import DeviceInfo
+from scrubber.node import clock
 
 DevicePolicy = match.Matched
 """The policy for one device, the rule that it comes from (``file/rule``), and why this rule applies."""
@@ -94,6 +95,7 @@ class ActivePolicy:
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
         self.fault = ""
         self.unread = False  # the fault is not in the text: the file could not be read
+        self.changed = 0.0  # the wall time at which another policy came into force; 0: none has since the start
         self.not_kept = ""  # why a later start cannot have the policy in force
         self._fence = fence
         self._exempt = exempt_units, exempt_namespaces
@@ -174,6 +176,8 @@ class ActivePolicy:
             return False
         changed = loaded.policies != self._in_force.policies
         self.fault, self.unread, self._in_force = "", False, loaded
+        if changed:
+            self.changed = clock.now().wall
         return changed
 
     def _load(self) -> LoadedPolicy:

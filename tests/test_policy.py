@@ -10,6 +10,7 @@ import pytest
 from ground import private_files
 from ground.documents.faults import DocumentError
 from policies.policy_model import FenceMode, Mode
+from scrubber.node import clock
 from scrubber.policy import ActivePolicy
 
 RULES = "name: a\nrules: [{name: b, match: {}, policy: {fence: {mode: refuse}}}]\n"
@@ -95,6 +96,20 @@ def test_a_policy_in_force_is_kept_already(file, kept):
     assert active.reload()
     file.write_text(BROKEN)
     assert ActivePolicy(str(file), kept).defaults.mode is Mode.ENFORCE
+
+
+def test_only_another_policy_has_a_time(file, kept):
+    """Attempts before it tell nothing of who is exempt now."""
+    file.write_text(OBSERVES)
+    active = ActivePolicy(str(file), kept)
+    for text in (OBSERVES, f"# the same\n{OBSERVES}", BROKEN):
+        file.write_text(text)
+        assert not active.reload()
+        assert active.changed == 0.0
+    file.write_text("name: mine\n")
+    before = clock.now().wall
+    assert active.reload()
+    assert before <= active.changed <= clock.now().wall
 
 
 def test_while_an_older_policy_stays_no_other_comes_into_force(file, kept):

@@ -91,28 +91,41 @@ class Bystanders:
     def _named(self, exe: str, holder: Holder, process: str) -> Bystander | None:
         """What a policy would call this process; None for one that no policy can admit."""
         if holder.container is None:
-            return Bystander(exe) if self._of_the_host(process) else None
+            return None if obstacle(self._proc, process) else Bystander(exe)
         name = self._names.of(holder.container, holder.pid)
         return None if name is None else Bystander(exe, name.partition("/")[0])
 
-    def _of_the_host(self, process: str) -> bool:
-        """Whether root started it, from a file that only root can write, in the mount namespace of the host."""
-        file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
-        roots = file.st_uid == 0 and not file.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and self._started_by_root(process)
 
-    def _started_by_root(self, process: str) -> bool:
-        """Whether root runs the process or the same program above it, or systemd runs it in its own service."""
-        if _of_root(process):
-            return True
-        # nvidia-persistenced runs in the system service with the program's name.
-        service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
-        groups = group_names.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
-        if service in {_WAY_UP.sub("", group) for group in groups}:
-            return True
-        # nvidia-container-cli opens the devices in a child that has given up the rights of root.
-        parent = f"{self._proc}/{status(process).parent}"
-        return _of_root(parent) and Path(f"{process}/exe").samefile(f"{parent}/exe")
+def obstacle(proc: Path, process: str) -> str:
+    """Why a process of the host is no bystander, whatever a policy lists; empty: it may be one.
+
+    Root must have started it, from a file that only root can write, in the mount namespace of the host. OSError if it
+    has ended, or this user may not look.
+    """
+    file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
+    if file.st_uid != 0 or file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others than root can write its file"
+    if not _started_by_root(process, proc):
+        return "root did not start it"
+    try:
+        host = (proc / "1/ns/mnt").stat()
+    except OSError as error:
+        return f"nobody can tell whether it has the mounts of the host: {proc}/1/ns/mnt: {error.strerror}"
+    return "" if os.path.samestat(mounts, host) else "it has mounts of its own, as with `PrivateTmp=` in its unit"
+
+
+def _started_by_root(process: str, proc: Path) -> bool:
+    """Whether root runs the process or the same program above it, or systemd runs it in its own service."""
+    if _of_root(process):
+        return True
+    # nvidia-persistenced runs in the system service with the program's name.
+    service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
+    groups = group_names.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
+    if service in {_WAY_UP.sub("", group) for group in groups}:
+        return True
+    # nvidia-container-cli opens the devices in a child that has given up the rights of root.
+    parent = f"{proc}/{status(process).parent}"
+    return _of_root(parent) and Path(f"{process}/exe").samefile(f"{parent}/exe")
 
 
 def _of_root(process: str) -> bool:

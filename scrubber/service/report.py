@@ -273,6 +273,7 @@ class StatusReporter:
         return replace(
             self._fixed,
             policy=active_policy.name,
+            policy_since=max(self._fixed.started, active_policy.changed),
             ledger_rows=ledger.seq,
             ledger_head=ledger.head.root,
             ledger_fault=ledger.fault.message if ledger.fault is not None else "",

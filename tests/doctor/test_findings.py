@@ -20,6 +20,8 @@ from autoclave.doctor.node_facts import (
     Toolkit,
 )
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
+from policies import load
+from policies.policy_model import FenceMode, FencePolicy, Policy, concessions
 from scrub_api import views
 from scrubber.core.model import NOWHERE, Holder
 from tests.doctor import nodes
@@ -356,7 +358,7 @@ ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
     ("pod", "would", "where"),
     [
         (None, "would have been refused by `fence: {mode: hold}`", "add its namespace to evict.operator_namespaces"),
-        ("", "would have been refused by `fence: {mode: refuse}`", "if it is named there already, systemd did not"),
+        ("", "would have been refused by `fence: {mode: refuse}`", "already, its control group is younger than those"),
         ("site/dcgm", "would have been refused by `fence: {mode: hold}`", "add site to evict.operator_namespaces"),
     ],
     ids=["of a pod that has no name", "of the host", "of a pod"],
@@ -367,11 +369,46 @@ def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
     assert (would in found.text, where in found.remedy) == (True, True), found
 
 
-def test_a_fence_that_a_flag_chose_has_its_remedy():
-    """The shipped policy that the finding names has another one."""
-    [found] = finding_of(service(concessions=("fence.mode watch: it refuses nobody",)), "concession")
-    assert "remove it from policy" in found.remedy
-    assert "--fence of the service (policy.fence of the chart)" in found.remedy
+def test_a_program_of_a_session_needs_a_unit():
+    """To exempt all sessions lets in everybody who can log in."""
+    opener = replace(OPENER, command="dd", place="/user.slice/user-0.slice/session-3.scope")
+    [found] = finding_of(gpu(fence="watch", openers=(opener,)), "fence")
+    assert "run it in a unit of its own, and name that in fence.exempt.units" in found.remedy
+
+
+OBSERVE = concessions(load.load("observe").defaults)
+OPENS = concessions(Policy(fence=FencePolicy(mode=FenceMode.WATCH)))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentences", "remedy", "names_the_flag"),
+    [
+        ("observe", OBSERVE, "choose another policy: --policy", False),
+        ("default", OPENS, "start the service without --fence", True),
+        ("/etc/ours.yaml", OPENS, "remove it from the policy /etc/ours.yaml", True),
+        ("/etc/ours.yaml", OBSERVE[:1], "remove it from the policy /etc/ours.yaml", False),
+    ],
+)
+def test_a_concession_has_a_remedy_that_works(source, sentences, remedy, *, names_the_flag):
+    """Nobody can change a shipped file, and a flag that was not given is not to blame."""
+    for found in finding_of(service(concessions=sentences, policy_source=source), "concession"):
+        assert (remedy in found.remedy, "--fence" in found.remedy) == (True, names_the_flag), found
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [({}, True), ({"last": NOW - 60}, False), ({"ignored": True}, False), ({"last": NOW - 60, "exempt": False}, True)],
+    ids=["since", "before", "it is a bystander", "before, and not exempt"],
+)
+def test_an_opener_that_the_policy_settles_is_no_warning(asked, *, is_said):
+    """Or else nobody sees for 7 days whether the last change was enough."""
+    opener = replace(OPENER, **{"exempt": True, **asked})
+    devices = (replace(GPU, fence="watch", openers=(opener,)),)
+    facts = stands(answer=views.Status(devices, replace(SERVICE, started=NOW - 90, policy_since=NOW - 30)))
+    [found] = finding_of(facts, "fence")
+    assert found.level is (WARNING if is_said else OK)
+    since = datetime.fromtimestamp(NOW - 30, UTC).astimezone().isoformat(" ", "minutes")
+    assert is_said or found.text.endswith(f"; no program asked for one that was not given to it since {since}")
 
 
 def two_gpus_of(*openers):
@@ -412,14 +449,10 @@ def test_programs_whose_place_tells_nothing_have_findings_of_their_own():
     assert [it.text.partition('" (')[0] for it in found] == ['"nvtop', '"nvtop', '"sh', '"sh']
 
 
-@pytest.mark.parametrize(
-    ("place", "pod", "entry"),
-    [("/system.slice/telegraf.service", "", "add PATH of"), ("0a-uid", "site/tel-x7", "add site:PATH of")],
-)
-def test_doctor_says_what_an_exempt_program_still_does(place, pod, entry):
-    """It costs scrubs, and keeps GPUs out. The entry is as the policy takes it: a name of a command is no path."""
-    [found] = finding_of(gpu(fence="watch", openers=(replace(OPENER, place=place, pod=pod, exempt=True),)), "fence")
-    words = entry, "`readlink /proc/9/exe`", "nobody else gets a GPU while this program keeps it open"
+def test_doctor_says_what_an_exempt_program_still_does():
+    """It costs scrubs, and keeps GPUs out. The plan names its path, or says why that would not help."""
+    [found] = finding_of(gpu(fence="watch", openers=(replace(OPENER, exempt=True),)), "fence")
+    words = "`autoclave fence plan` says what to do", "nobody else gets a GPU while this program keeps it open"
     assert [it for it in words if it not in found.remedy] == [], found
 
 

@@ -18,7 +18,7 @@ import pytest
 from policies.policy_model import OPERATOR_PROGRAMS, Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
-from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.bystanders import Bystander, Bystanders, obstacle
 from scrubber.node.pods import PodNames
 from scrubber.node.sandboxes import Sandboxes
 from tests.node.conftest import NodeProc
@@ -59,6 +59,11 @@ class Node:
         (parent / "exe").symlink_to(program)
         (parent / "status").write_text(f"Uid:\t{user}\t0\t0\t0\n")
 
+    def be_started(self, user: int) -> None:
+        """This user runs it, and its parent."""
+        self.be(user)
+        self.start_from(user, self.exe)
+
     def log(self, directory: str) -> Path:
         path = self.logs / directory
         path.mkdir()
@@ -82,14 +87,14 @@ def test_a_daemon_of_root_on_the_host_is_a_bystander(node: Node) -> None:
     assert node.knows()
 
 
-IMPOSTORS: dict[str, Callable[[Node], object]] = {
-    "another program": lambda node: node.relink("exe", node.root / "host"),
-    "a program that its group may write": lambda node: node.exe.chmod(0o775),
-    "a program that all may write": lambda node: node.exe.chmod(0o757),
-    "a program of a user": lambda node: os.chown(node.exe, 1000, 0),
-    "among other mounts": lambda node: node.relink("ns/mnt", node.root / "other"),
-    "mounts that cannot be compared": lambda node: (node.proc.path / "1/ns/mnt").unlink(),
-    "run by a user": lambda node: node.be(1000),
+IMPOSTORS: dict[str, tuple[Callable[[Node], object], str]] = {
+    "another program": (lambda node: node.relink("exe", node.root / "host"), ""),
+    "a program that its group may write": (lambda node: node.exe.chmod(0o775), "others than root can write"),
+    "a program that all may write": (lambda node: node.exe.chmod(0o757), "others than root can write"),
+    "a program of a user": (lambda node: os.chown(node.exe, 1000, 0), "others than root can write"),
+    "among other mounts": (lambda node: node.relink("ns/mnt", node.root / "other"), "it has mounts of its own"),
+    "mounts that cannot be compared": (lambda node: (node.proc.path / "1/ns/mnt").unlink(), "1/ns/mnt: No such file"),
+    "run by a user": (lambda node: node.be_started(1000), "root did not start it"),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "in a pod": {"container": U},
@@ -99,11 +104,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", IMPOSTORS.values(), ids=IMPOSTORS)
-def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object]) -> None:
+@pytest.mark.parametrize(("change", "why"), IMPOSTORS.values(), ids=IMPOSTORS)
+def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object], why: str) -> None:
     (node.process / "comm").write_text("daemon\n")
+    assert obstacle(node.proc.path, str(node.process)) == ""
     change(node)
     assert not node.knows(holder=replace(node.holder, command="daemon"))
+    found = obstacle(node.proc.path, str(node.process))
+    assert (why in found, bool(found)) == (True, bool(why))
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

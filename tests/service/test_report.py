@@ -425,6 +425,15 @@ async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):
     ]  # fmt: skip
 
 
+async def test_exemptions_stand_since_the_start_or_another_policy(begin, monkeypatch):
+    world = await begin()
+    reporter = world.life.reporter
+    monkeypatch.setattr(reporter, "_fixed", replace(reporter.about(), started=70.0))
+    assert reporter.about().policy_since == 70.0
+    world.active_policy.changed = 90.0
+    assert reporter.about().policy_since == 90.0
+
+
 async def test_a_device_that_is_open_to_all_says_so(begin, monkeypatch):
     world = await begin(policy="defaults: {fence: {mode: refuse}}")
     monkeypatch.setattr(world.life.observer.driver, "guard", Following(KeptOff.ALL, lets_all_in=True))

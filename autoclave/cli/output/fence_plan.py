@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 from autoclave.cli.output import human
 from ground import pod_groups
 from ground.quantities import quantity
+from policies.file_warnings import is_interpreter
 from scrub_api import views
 
 HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRAM")
@@ -15,6 +18,14 @@ SHORT = 86_400.0  # seconds: whoever comes once a day has not been counted yet
 EXEMPT, COUNTED, UNKNOWN, REFUSED = "exempt", "counted", "unknown", "refused"
 _SEVERITY = (EXEMPT, COUNTED, UNKNOWN, REFUSED)
 _PEOPLE = "user.slice"
+_NO_PROGRAM = "-"  # the program of a row for a name that is exempt, and from which nobody asked
+
+
+class Program(NamedTuple):
+    """What is known of a program that still runs."""
+
+    path: str = ""  # of its file; empty: it has ended, or this user may not look
+    obstacle: str = ""  # why it is no bystander, whatever the policy lists; empty: it may be one
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,7 @@ class Planned:
     refused: int  # of them
     hold: str  # what happens under ``fence.mode: hold``: exempt, counted, unknown or refused ...
     refuse: str  # ... and under ``refuse``
+    advice: str = ""  # an exempt program that is no bystander costs scrubs, and keeps GPUs out: what to do about that
 
     @property
     def cells(self) -> list[str]:
@@ -38,35 +50,68 @@ class Planned:
         return [self.kind, self.name, *numbers, self.hold, self.refuse, f"{self.program} {self.path}".rstrip()]
 
 
-def planned(devices: Iterable[views.DeviceStatus], path_of: Callable[[views.OpenerView], str]) -> list[Planned]:
-    """Those who asked, the most frequent first. ``path_of``: the file of a program, if it runs."""
+def planned(status: views.Status, look: Callable[[views.OpenerView], Program]) -> list[Planned]:
+    """Those who asked, the most frequent first, then names that flags of the service exempt, from which nobody asked.
+
+    Of an opener, ``look`` tells what is known of its program.
+    """
     found = dict[tuple[str, str, str], list[views.OpenerView]]()
-    for device in devices:
-        for opener in device.openers:
-            found.setdefault((*_who(opener), human.printable(opener.command)), []).append(opener)
-    rows = [
-        Planned(
-            *key,
-            path=human.printable(next(filter(None, map(path_of, openers)), "")),
-            gpus=len(openers),
-            asked=sum(opener.times for opener in openers),
-            refused=sum(opener.refused for opener in openers),
-            hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
-            refuse=max((EXEMPT if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
-        )
-        for key, openers in found.items()
+    for opener in chain.from_iterable(device.openers for device in status.devices):
+        found.setdefault((*_who(opener), human.printable(opener.command)), []).append(opener)
+    rows = [_row(key, openers, look, status.service.policy_since) for key, openers in found.items()]
+    named = {(row.kind, row.name) for row in rows}
+    exempt = [("namespace", name) for name in status.service.exempt_namespaces]
+    exempt += [("unit", name) for name in status.service.exempt_units]
+    rows += [
+        Planned(*name, _NO_PROGRAM, "", gpus=0, asked=0, refused=0, hold=EXEMPT, refuse=EXEMPT)
+        for name in dict.fromkeys(exempt)
+        if name not in named
     ]
     return sorted(rows, key=lambda row: (-row.asked, row.kind, row.name, row.program))
 
 
-def exempt_users(rows: Iterable[Planned]) -> list[str]:
+def _row(
+    key: tuple[str, str, str],
+    openers: Sequence[views.OpenerView],
+    look: Callable[[views.OpenerView], Program],
+    policy_since: float,
+) -> Planned:
+    program = next((it for it in map(look, openers) if it.path), Program())
+    row = Planned(
+        *key,
+        path=human.printable(program.path),
+        gpus=len(openers),
+        asked=sum(opener.times for opener in openers),
+        refused=sum(opener.refused for opener in openers),
+        hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
+        refuse=max((EXEMPT if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
+    )
+    if row.hold != EXEMPT or all(opener.is_settled(policy_since) for opener in openers):
+        return row
+    return replace(row, advice=_advice(row, program.obstacle))
+
+
+def _advice(row: Planned, obstacle: str) -> str:
+    if (row.kind, row.name) == ("unit", _PEOPLE):
+        return "somebody started it in a session: end it when nobody needs it"
+    if row.kind in ("unit", "host") and is_interpreter(row.path):
+        return (
+            f"do not list {row.path}, which would let in each script that root runs: run this script with a copy of it "
+            "under another name, and add that to evict.bystanders"
+        )
+    if row.kind in ("unit", "host") and obstacle:
+        return f"it cannot become one as it runs now: {obstacle}"
+    namespaces = {"namespace": f"{row.name}:", "pod": "NAMESPACE:"}
+    return f"add {namespaces.get(row.kind, '')}{row.path or 'PATH'} to evict.bystanders"
+
+
+def advice(rows: Iterable[Planned]) -> list[str]:
     """What an exemption does not do for a program. A bystander that is exempt has no row."""
     return [
         f"{row.program} ({row.kind} {row.name}) is exempt, but did not count as a bystander: each opening ends the "
-        f"proof of a clean GPU, and nobody else gets a GPU while the program keeps it open; add {_entry(row)} to "
-        "evict.bystanders"
+        "proof of a clean GPU, and nobody else gets a GPU while the program keeps it open; " + row.advice
         for row in rows
-        if row.hold == EXEMPT
+        if row.advice
     ]
 
 
@@ -83,12 +128,6 @@ def gaps(status: views.Status, now: float) -> list[str]:
     if unguarded < len(status.devices) and now - status.service.started < SHORT:
         found.append("the service counts for less than a day: whoever comes once a day may be missing")
     return found
-
-
-def _entry(row: Planned) -> str:
-    """The program as ``evict.bystanders`` names it."""
-    namespaces = {"namespace": f"{row.name}:", "pod": "NAMESPACE:"}
-    return namespaces.get(row.kind, "") + (row.path or "PATH")
 
 
 def _who(opener: views.OpenerView) -> tuple[str, str]:

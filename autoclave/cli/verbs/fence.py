@@ -16,6 +16,7 @@ from scrub_api import views
 from scrubber.core.model import NodeKind
 from scrubber.fence.kernel import fence as kernel
 from scrubber.fence.kernel.fence import FenceError, FenceRule
+from scrubber.node import bystanders
 from scrubber.node.cgroup_tree import Tree
 
 HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "ATTEMPTS", "REFUSED")
@@ -100,25 +101,27 @@ def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     follows its name, as `evict.bystanders` takes it. Exit code 1 if no fence counts.
     """
     status = service_call.ask(run_dir, lambda admin: admin.status(()))
-    rows, gaps = fence_plan.planned(status.devices, _path), fence_plan.gaps(status, time.time())
+    rows, gaps = fence_plan.planned(status, _look), fence_plan.gaps(status, time.time())
     if output in {"json", "yaml"}:
         document.emit(document.listing("FencePlan", map(document.fields, rows)) | {"gaps": gaps}, output)
     else:
         headers = () if no_headers else fence_plan.HEADERS
         document.show_table(headers, [row.cells for row in rows], output)
-    for sentence in (*gaps, *fence_plan.exempt_users(rows)):
+    for sentence in (*gaps, *fence_plan.advice(rows)):
         human.warn(sentence)
     return DONE if any(device.fence for device in status.devices) else NOT_CLEAN
 
 
-def _path(opener: views.OpenerView) -> str:
-    """The file of the program, if the process that asked last still runs, and this user may see it."""
+def _look(opener: views.OpenerView) -> fence_plan.Program:
+    """What is known of the process that asked last, if it still runs, and this user may see it."""
     process = Path("/proc") / str(opener.pid)
     try:
-        is_same = (process / "comm").read_text(errors="replace").rstrip("\n") == opener.command
-        return str((process / "exe").readlink()) if is_same else ""
+        if (process / "comm").read_text(errors="replace").rstrip("\n") != opener.command:
+            return fence_plan.Program()
+        path = str((process / "exe").readlink())
+        return fence_plan.Program(path, "" if opener.in_pod else bystanders.obstacle(process.parent, str(process)))
     except OSError:
-        return ""
+        return fence_plan.Program()
 
 
 def _root(given: Path | None) -> Path:

@@ -13,6 +13,7 @@ from autoclave.doctor.node_facts import CheckFault, Node
 from ground import calendar_time, errors, process_names
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
+from policies import load, policy_model
 from policies.policy_model import Clear, FenceMode
 from scrub_api import views
 from scrub_api.device_messages import state_words
@@ -143,9 +144,17 @@ def policy(_node: Node, status: views.Status) -> Iterator[Finding]:
 def concessions(_node: Node, status: views.Status) -> Iterator[Finding]:
     """The policy keeps all promises for the devices of this node."""
     service = status.service
+    shipped = load.load(service.policy_source).policies if service.policy_source in load.shipped() else ()
     for sentence in service.concessions:
-        remedy = f"if this is not intended, remove it from policy {service.policy}; --fence of the service "
-        remedy += "(policy.fence of the chart) replaces fence.mode of the policy"
+        remedy = "if this is not intended, "
+        if any(sentence in policy_model.concessions(policy) for policy in shipped):
+            remedy += "choose another policy: --policy of the service, or policy.shipped or policy.inline of the chart"
+        elif shipped:
+            remedy += "start the service without --fence (policy.fence of the chart)"
+        else:
+            remedy += f"remove it from the policy {service.policy_source or service.policy}"
+            if sentence.startswith("fence.mode"):
+                remedy += ", or --fence of the service (policy.fence of the chart), if that chose it"
         yield warning(f"the policy gives up a promise: {sentence}", remedy)
     if not service.concessions:
         yield ok(f"policy {service.policy} keeps all promises for the devices of this node")
@@ -180,7 +189,9 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         does = "counts and refuses" if refuses else "counts"
         text = f"the fence {does} processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
-    for opener, asked_for in _openers(guarded):
+    programs = [*_openers(guarded)]
+    unsettled = [(opener, of) for opener, of in programs if not opener.is_settled(service.policy_since)]
+    for opener, asked_for in unsettled:
         yield _opener(opener, asked_for)
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
@@ -192,10 +203,11 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, "boot the node with version 2 of control groups only; until then, nobody is kept off")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
-    elif not (open_to_all or service.fence_below) and not any(device.openers for device in guarded):
+    elif not (open_to_all or service.fence_below or unsettled):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
-        since = _minute(max(service.started, watched_for))
+        began = service.policy_since if programs else service.started
+        since = _minute(max(began, watched_for))
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
 
 
@@ -232,10 +244,8 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     times = f"at least {quantity(opener.times, 'open attempt')}, the last one at {_minute(opener.last)}"
     if opener.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
-        entry = f"{opener.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if opener.in_pod else "PATH"
         remedy = "each use of a clean GPU costs a scrub, and nobody else gets a GPU while this program keeps it open: "
-        remedy += f"add {entry} of its program to evict.bystanders of a policy of your own; "
-        remedy += f"`readlink /proc/{opener.pid}/exe` on the node shows PATH while it runs"
+        remedy += "`autoclave fence plan` says what to do while it runs, such as an entry in evict.bystanders"
         return warning(text, remedy)
     namespace = opener.pod.partition("/")[0]
     mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE
@@ -243,8 +253,11 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     did = "was refused" if opener.refused else would
     if opener.refused_in_part:
         did = f"were refused {quantity(opener.refused, 'time')}, but not each time"
-    remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
-    remedy += "already, systemd did not start it, and the log of the service says so"
+    of_session = opener.place.startswith("/user.slice/")
+    remedy = "run it in a unit of its own, and name that" if of_session else "name its unit"
+    remedy += " in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
+    remedy += "already, its control group is younger than those of pods, and systemd does not say that it started the "
+    remedy += "unit (of a slice it never says so): restart the unit, or for a slice the node"
     if opener.in_pod:
         remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
         remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"

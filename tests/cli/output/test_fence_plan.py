@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from autoclave.cli import NOT_CLEAN, service_call
 from autoclave.cli.output import fence_plan
-from autoclave.cli.output.fence_plan import Planned
+from autoclave.cli.output.fence_plan import Planned, Program
 from autoclave.cli.verbs.fence import fence as verb
 from scrub_api import views
 from tests.cli.statuses import CLEAN, NOW, SERVICE
@@ -27,9 +27,9 @@ def asked(*openers: views.OpenerView, fence: str = "watch") -> views.DeviceStatu
     return replace(CLEAN, fence=fence, openers=openers)
 
 
-def no_path(_opener: views.OpenerView) -> str:
-    """As of a program that has ended."""
-    return ""
+def plan_of(*devices: views.DeviceStatus, service: views.ServiceStatus = SERVICE) -> list[Planned]:
+    """The plan of a node whose service says this; all programs have ended."""
+    return fence_plan.planned(views.Status(devices, service), lambda _opener: Program())
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def no_path(_opener: views.OpenerView) -> str:
 def test_each_place_has_its_name_and_what_modes_do(
     place: str, pod: str, exempt: bool, expected: tuple[str, ...]  # noqa: FBT001 - a parameter
 ) -> None:  # fmt: skip
-    [row] = fence_plan.planned([asked(replace(OPENER, place=place, pod=pod, exempt=exempt))], no_path)
+    [row] = plan_of(asked(replace(OPENER, place=place, pod=pod, exempt=exempt)))
     assert (row.kind, row.name, row.hold, row.refuse) == expected
 
 
 def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
     """If one of them is not exempt, such as by the policy of one GPU, the row is not."""
     one, other = (replace(OPENER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
-    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(OPENER)], no_path)
+    rows = plan_of(asked(one), asked(replace(other, exempt=True)), asked(OPENER))
     assert rows == [
         Planned("namespace", "site", "nvtop", "", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
         Planned("unit", "telegraf.service", "nvtop", "", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
@@ -70,7 +70,7 @@ def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
 
 
 def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
-    [row] = fence_plan.planned([asked(replace(OPENER, command="a\nnamespace x \x1b[2J"))], no_path)
+    [row] = plan_of(asked(replace(OPENER, command="a\nnamespace x \x1b[2J")))
     assert row.program == r"a\nnamespace x \x1b[2J"
 
 
@@ -91,28 +91,69 @@ def test_a_program_that_still_runs_is_shown_with_its_path(monkeypatch: pytest.Mo
     assert [row["path"] for row in json.loads(document)["items"]] == [path, ""]
 
 
+NVTOP = Program("/usr/bin/nvtop")
+IN_SESSION = replace(OPENER, place="/user.slice/user-0.slice/session-3.scope")
+
+
 @pytest.mark.parametrize(
-    ("opener", "who", "entry"),
+    ("opener", "program", "who", "advice"),
     [
-        (OPENER, "unit telegraf.service", "/usr/bin/nvtop"),
-        (replace(OPENER, place="ab", pod="site/a"), "namespace site", "site:/usr/bin/nvtop"),
-        (replace(OPENER, place="ab"), "pod ab", "NAMESPACE:/usr/bin/nvtop"),
-        (replace(OPENER, pid=0), "unit telegraf.service", "PATH"),
+        (OPENER, NVTOP, "unit telegraf.service", "add /usr/bin/nvtop to evict.bystanders"),
+        (replace(OPENER, place="ab", pod="site/a"), NVTOP, "namespace site", "add site:/usr/bin/nvtop to evict"),
+        (replace(OPENER, place="ab"), NVTOP, "pod ab", "add NAMESPACE:/usr/bin/nvtop to evict.bystanders"),
+        (OPENER, Program(), "unit telegraf.service", "add PATH to evict.bystanders"),
+        (OPENER, Program("/usr/bin/nvtop", "of PrivateTmp="), "unit telegraf.service", "runs now: of PrivateTmp="),
+        (OPENER, Program("/usr/bin/bash"), "unit telegraf.service", "do not list /usr/bin/bash, which would let in"),
+        (OPENER, Program("/usr/bin/python3.11"), "unit telegraf.service", "do not list /usr/bin/python3.11"),
+        (replace(OPENER, place="ab", pod="site/a"), Program("/bin/sh"), "namespace site", "add site:/bin/sh to evict"),
+        (IN_SESSION, Program("/usr/bin/dd"), "unit user.slice", "in a session: end it when nobody needs it"),
     ],
-    ids=["of the host", "of a pod", "of a pod without a name", "it has ended"],
-)
+    ids=[
+        "of the host", "of a pod", "of a pod without a name", "it has ended", "it cannot be one", "of bash",
+        "of Python", "of a script in a pod", "of somebody",
+    ],
+)  # fmt: skip
 def test_the_plan_says_that_an_exemption_is_not_enough(
-    monkeypatch: pytest.MonkeyPatch, opener: views.OpenerView, who: str, entry: str
+    monkeypatch: pytest.MonkeyPatch, opener: views.OpenerView, program: Program, who: str, advice: str
 ) -> None:
     """A monitor that keeps GPUs open takes all of them out of service, unless it is a bystander."""
     status = views.Status((asked(replace(opener, exempt=True), replace(OPENER, command="sh")),), SERVICE)
     monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
-    monkeypatch.setattr("autoclave.cli.verbs.fence._path", lambda opener: "/usr/bin/nvtop" if opener.pid else "")
+    monkeypatch.setattr("autoclave.cli.verbs.fence._look", lambda _opener: program)
     monkeypatch.setattr("time.time", lambda: NOW + DAYS)
-    assert CliRunner().invoke(verb, ["plan"]).stderr == (
+    said = CliRunner().invoke(verb, ["plan"]).stderr
+    assert said.startswith(
         f"autoclave: nvtop ({who}) is exempt, but did not count as a bystander: each opening ends the proof of a clean "
-        f"GPU, and nobody else gets a GPU while the program keeps it open; add {entry} to evict.bystanders\n"
+        "GPU, and nobody else gets a GPU while the program keeps it open; "
     )
+    assert (advice in said, said.count("\n")) == (True, 1), said
+
+
+@pytest.mark.parametrize(
+    ("opener", "advised"),
+    [
+        (OPENER, True),
+        (replace(OPENER, last=NOW - 60.0), False),
+        (replace(OPENER, ignored=True), False),
+    ],
+    ids=["since", "before", "it is a bystander"],
+)
+def test_only_attempts_under_the_policy_in_force_need_advice(opener: views.OpenerView, *, advised: bool) -> None:
+    """Or else nobody sees for 7 days whether the last change was enough."""
+    rows = plan_of(asked(replace(opener, exempt=True)), service=replace(SERVICE, policy_since=NOW - 30.0))
+    assert (len(rows), bool(fence_plan.advice(rows))) == (1, advised)
+
+
+def test_a_plan_repeats_what_flags_exempt() -> None:
+    """The values of a chart are replaced as a whole: what is missing in the plan would be lost."""
+    device = asked(replace(OPENER, place="ab", pod="site/a", exempt=True))
+    flags = replace(SERVICE, exempt_namespaces=("site", "nvidia-gpu"), exempt_units=("crio-*.scope",))
+    rows = plan_of(device, service=flags)
+    assert [(row.kind, row.name, row.program, row.asked, row.hold, row.refuse) for row in rows] == [
+        ("namespace", "site", "nvtop", 4, "exempt", "exempt"),
+        ("namespace", "nvidia-gpu", "-", 0, "exempt", "exempt"),
+        ("unit", "crio-*.scope", "-", 0, "exempt", "exempt"),
+    ]
 
 
 @pytest.mark.parametrize(
