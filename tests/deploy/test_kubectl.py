@@ -407,8 +407,8 @@ PLAN = """\
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
 # ASKED and REFUSED count open attempts: each opening of a GPU is two or three of them.
 # Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
-# Nobody else gets a GPU that an exempt program keeps open, unless it is of NVIDIA or in evict.bystanders of the policy.
-# Then give this file to helm upgrade: -f FILE. It replaces your values of these two names: add what they have already.
+# Nobody else gets a GPU that a program keeps open, exempt or counted, unless it is of NVIDIA or in evict.bystanders.
+# Then give this file to helm upgrade: -f FILE. It replaces your values of these two names, and repeats what they have now.
 policy:
   operatorNamespaces: [  # pods of all others are refused, by `hold` too; no tenant may create pods in these
     # 'monitoring',  # dcgm exporter ], other, on 2 nodes
@@ -430,6 +430,23 @@ def test_the_plan_of_all_nodes_is_a_file_of_values(shell):
     assert policy == {"operatorNamespaces": ["gpu-operator"], "exempt": []}
     chosen = YAML(typ="safe", pure=True).load(PLAN.replace("# '", "'"))["policy"]
     assert (chosen["operatorNamespaces"], chosen["exempt"]) == (["monitoring", "gpu-operator"], ["a\\x2d1.service"])
+
+
+NAMED = """\
+namespace  monitoring         1  2  0  exempt   exempt   dcgm
+unit       agent*.scope       1  2  0  exempt   exempt   x
+namespace  nvidia-plugin      0  0  0  exempt   exempt   -
+unit       crio-conmon-*.scope  0  0  0  exempt   exempt   -"""
+
+
+def test_the_plan_repeats_names_from_which_no_program_asked(shell):
+    """Helm replaces a list as a whole. A pattern comes from the values alone: a program can choose a group's name."""
+    shell.has(*CLUSTER, scrubber_a=NAMED, scrubber_b=NAMED.splitlines()[2])
+    values = shell.run("fence", "plan", "-A")[1]
+    policy = YAML(typ="safe", pure=True).load(values)["policy"]
+    assert policy == {"operatorNamespaces": ["nvidia-plugin", "monitoring"], "exempt": ["crio-conmon-*.scope"]}
+    assert "# 2 programs on 2 nodes asked for GPUs" in values
+    assert "    'nvidia-plugin',  # no program asked, on 2 nodes\n" in values
 
 
 def test_no_name_that_a_program_has_chosen_becomes_a_value(shell):
