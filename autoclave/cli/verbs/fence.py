@@ -96,9 +96,11 @@ def off(cgroup_root: Path | None) -> int:
 def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     """Show who asked for GPUs that were not given to them, and what `hold` and `refuse` do to each.
 
-    The service names those of the last 7 days. A program of a pod is exempt by its namespace
-    (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). If a program still runs, its path
-    follows its name, as `evict.bystanders` takes it. Exit code 1 if no fence counts.
+    The service names those of the last 7 days, and says of each what the policy in force does. A program of a pod is
+    exempt by its namespace (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). If a
+    program still runs, its path follows its name, as `evict.bystanders` takes it. A row without attempts is a name that
+    a flag of the service exempts. Nobody else gets a GPU that a program keeps open, unless it is a bystander. Exit code
+    1 if no fence counts.
     """
     status = service_call.ask(run_dir, lambda admin: admin.status(()))
     rows, gaps = fence_plan.planned(status, _look), fence_plan.gaps(status, time.time())
