@@ -15,7 +15,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.workers.worker import Worker
 
-Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes ``_WorkerStarter.start``
+Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes that of its ``_WorkerStarter``
 """Starts a worker for a device, as its policy wants it."""
 
 
