@@ -17,6 +17,7 @@ from containers import places
 from containers.commands import ContainerFailed, asked, expect_rights, run
 from ground.errors import plain
 
+NotMade = Refused | Unanswered | Unsuited
 PORTS = range(20000, 30000)  # the owner listens on one, in the network of its pod
 NOT_ROOT = "65532"
 RIGHTS = ("create namespaces", "get namespaces", "delete namespaces")
@@ -34,6 +35,7 @@ _HOPELESS = frozenset({
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError", "StartError", "ContainerCannotRun",
 })  # fmt: skip
+_NO_CLASS = re.compile(r'\bRuntimeClass "\S+" not found')
 _NO_CDI = "unresolvable CDI devices"  # in the words of the runtimes' library
 _CONTAINERS = {"init-container": ("init-container", "outsider"), "sharing-owner": ("sharing-owner", "owner")}
 _IN_OWNER = ("second-container", "ephemeral-container")
@@ -96,11 +98,11 @@ class Pods:
         if refused is not None:
             raise ContainerFailed(f"a pod without a GPU and without rights is refused: {refused.why}")
 
-    def _plain(self) -> Refused | Unanswered | None:
+    def _plain(self) -> NotMade | None:
         """Why the API server would refuse a pod without rights; it makes none."""
         return self._create("no-request", more=["--dry-run=server"])
 
-    def start(self, role: str, numbers: str = "", ask: str = "") -> Refused | Unanswered | None:
+    def start(self, role: str, numbers: str = "", ask: str = "") -> NotMade | None:
         """Create the pod of a role; a second container is in the owner's pod already."""
         self.interruption.check()
         if role == "second-container":
@@ -198,7 +200,7 @@ class Pods:
 
     def _create(
         self, role: str, values: Mapping[str, str] | None = None, *, more: list[str] | None = None
-    ) -> Refused | Unanswered | None:
+    ) -> NotMade | None:
         name = re.sub(r"-\d+$", "", role)  # the second pod of a way has the same manifest
         text = manifest_files.filled(name, self._values({"name": role, **(values or {})}))
         done = asked(["kubectl", "create", "--filename=-", *(more or [])], text)
@@ -214,7 +216,7 @@ class Pods:
         command = ["debug", "owner", f"--image={self.cluster.image}", "--container=ephemeral-container", *flags]
         return [*places.kubectl(self.namespace), *command, "--", "python3", "/probe/probe.py", *probe, f"--ask={ask}"]
 
-    def _debug(self, ask: str) -> Refused | Unanswered | None:
+    def _debug(self, ask: str) -> NotMade | None:
         done = asked(self._debugging(ask))
         return None if done.returncode == 0 else _refusal(done.stderr)
 
@@ -263,7 +265,9 @@ _ALONE = (
 )  # fmt: skip
 
 
-def _refusal(words: str) -> Refused | Unanswered:
+def _refusal(words: str) -> NotMade:
     """Why the API server has not created a pod. A quota says nothing about a way."""
     why = plain(re.sub(r"^Error from server( \(\w+\))?: ", "", words.strip())) or "kubectl gave no reason"
+    if _NO_CLASS.search(words):
+        return Unsuited(why)
     return Refused(why) if _ADMISSION.search(words) and not _NO_REFUSAL.search(words) else Unanswered(why)

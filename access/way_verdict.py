@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,8 @@ from access.ways import Way
 from ground.quantities import quantity
 
 CLOSED, OPENED, NO_ANSWER = 0, 1, 2  # exit codes
+_REFUSALS = frozenset({"EPERM", "EACCES"})
+_OF_A_NODE = re.compile(r"^/.* [bc]:\d+:\d+ \w+$")  # an attempt to open it
 
 
 class Verdict(Enum):
@@ -100,6 +103,14 @@ def _listed(nodes: Sequence[str]) -> str:
     return shown if len(nodes) <= 3 else f"{shown} and {len(nodes) - 3} more"  # noqa: PLR2004 - see above
 
 
+def _failed(trial: Trial) -> str:
+    """An error such as ENXIO is the answer of a device: the kernel had let the outsider open the node."""
+    answer = trial.outcome
+    refused = answer.refused if isinstance(answer, Answer) else ()
+    failed = [text for text in refused if _OF_A_NODE.search(text) and text.rpartition(" ")[2] not in _REFUSALS]
+    return f"an attempt was not refused, and failed for another reason: {failed[0]}" if failed else ""
+
+
 def _nothing_opened(trial: Trial) -> str:
     answer = trial.outcome
     if not isinstance(answer, Answer):
@@ -163,5 +174,6 @@ RULES = (
     Rule(Verdict.NOT_TRIED, "What the way is about was missing in the container, such as the variable in its image.",
          _if("NVIDIA_VISIBLE_DEVICES is not 'all' in the container",
              lambda trial: trial.way.must_have not in ("", _answer(trial).variable))),
+    Rule(Verdict.NOT_TRIED, "An attempt to open a node failed with an error that is no refusal.", _failed),
     Rule(Verdict.PASS, "The outsider opened nothing.", _nothing_opened),
 )  # fmt: skip

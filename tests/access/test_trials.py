@@ -14,7 +14,7 @@ from access.attached import Attached, Secrets, docker, slurm
 from access.interruption import SIGNALS, Interruption
 from access.kubernetes import Cluster, Pods
 from access.manifest_files import PROBE
-from access.probe_answers import Answer, Refused, Unanswered
+from access.probe_answers import Answer, Refused, Unanswered, Unsuited
 from access.way_verdict import Verdict, exit_code
 from access.ways import BY_NAME, WAYS, Kind, Place
 from tests.access.stand_ins import NODES, Node
@@ -148,11 +148,12 @@ def test_an_error_of_the_runtime_is_no_pass(node, monkeypatch, reason, words, ve
         ("The pods \"p\" is invalid: ValidatingAdmissionPolicy 'x' denied request: no", Refused),
         ('Error from server (Forbidden): pods "p" is forbidden: exceeded quota: at-most', Unanswered),
         ('Error from server (Forbidden): pods "p" is forbidden: status unknown for quota: at-most', Unanswered),
+        ('Error from server (Forbidden): pods "p" is forbidden: RuntimeClass "nvidia" not found', Unsuited),
         ("Unable to connect to the server: timeout", Unanswered),
         ("", Unanswered),
     ],
 )
-def test_a_quota_or_a_silence_is_no_refusal(words, kind):
+def test_a_quota_a_missing_class_or_a_silence_is_no_refusal(words, kind):
     assert isinstance(kubernetes._refusal(words), kind)
 
 

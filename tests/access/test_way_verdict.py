@@ -40,6 +40,16 @@ TABLE = [
         trial(answer(seen=OPENED, refused=("/dev/nvidia0 c:195:0 EPERM",))),
         PASS, "it saw 1 node; 1 attempt refused: EPERM",
     ),
+    (
+        "no device answers",
+        trial(answer(seen=OPENED, refused=("/dev/nvidia0 c:195:0 ENXIO",))),
+        NOT_TRIED, "not refused, and failed for another reason: /dev/nvidia0 c:195:0 ENXIO",
+    ),
+    (
+        "a node cannot be made",
+        trial(answer(refused=("mknod /tmp/node c:195:0 ENOENT", "mknod /node c:195:0 EPERM")), "own-node"),
+        PASS, "it saw no node; 2 attempts refused: ENOENT, EPERM",
+    ),
     ("opened", trial(answer(seen=OPENED, opened=OPENED)), FAIL, "it opened /dev/nvidia0 c:195:0"),
     ("a context", trial(answer(context="made")), FAIL, "it made a CUDA context"),
     ("the secret", trial(answer(secret="found")), FAIL, "it read the owner's secret"),  # noqa: S106 - no word
