@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import click
 import pytest
 import yaml
 from lightkube.resources.core_v1 import Namespace, Pod, ResourceQuota
@@ -182,3 +183,16 @@ def test_the_verb_loads_neither_grpc_nor_service_nor_driver():
     ).stdout
     loaded = set(out.split())
     assert not loaded & {"grpc", "google", "pynvml", "pydantic", "sqlite3", "scrub_api", "scrubber.core", "policies"}
+
+
+def test_click_is_all_that_it_needs_installed(tmp_path):
+    """As the page installs it: no gRPC, no NVML, no CUDA."""
+    (tmp_path / "click").symlink_to(Path(click.__file__).parent)
+    command = [sys.executable, "-I", "-S", "-c", ALONE.format(paths=[str(tmp_path), str(ROOT)])]
+    run = subprocess.run(
+        [*command, "access", "run", *ON_KUBERNETES, "--dry-run"], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, "kind: Pod" in run.stdout) == (0, True), run.stderr
+
+
+ALONE = "import sys; sys.path[:0] = {paths}; from autoclave.cli import main; main()"
