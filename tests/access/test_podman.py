@@ -10,34 +10,18 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.python_image import PYTHON, write_files
+
 ROOT = Path(__file__).parents[2]
-PYTHON = Path("/usr/bin/python3").resolve()
 pytestmark = [
     pytest.mark.night,
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("podman") is None, reason="takes podman, as root"),
     pytest.mark.skipif(not Path("/dev/fuse").exists() or not PYTHON.exists(), reason="takes /dev/fuse and a Python"),
 ]
-LIBRARIES = 'import sysconfig; print(sysconfig.get_path("stdlib"))'
-
-
-def rootfs(archive: Path) -> None:
-    """Python, its libraries, and nothing else."""
-    linked = subprocess.run(["ldd", PYTHON], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    standard = subprocess.run([PYTHON, "-c", LIBRARIES], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    left_out = ("test", "idlelib", "__pycache__", "dist-packages", "site-packages")
-    with tarfile.open(archive, "w", dereference=True) as file:
-        file.add(PYTHON, "usr/bin/python3")
-        for library in filter(os.path.isabs, linked):
-            file.add(library, library[1:])
-        for found in Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "").rglob("libffi.so.*"):
-            file.add(found, str(found)[1:])
-        file.add(standard, standard[1:], filter=lambda it: None if Path(it.name).name in left_out else it)
 
 
 @pytest.fixture
@@ -52,7 +36,7 @@ def image(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "conf"))
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage"))
-    rootfs(tmp_path / "rootfs.tar")
+    write_files(tmp_path / "rootfs.tar")
     subprocess.run(["podman", "import", "--quiet", tmp_path / "rootfs.tar", "localhost/probe:1"], check=True)
     try_it = ["podman", "run", "--rm", "--entrypoint=python3", "localhost/probe:1", "-c", "pass"]
     tried = subprocess.run(try_it, capture_output=True, text=True, check=False)
