@@ -109,7 +109,10 @@ class Pods:
             return None
         if role == "ephemeral-container":
             return self._debug(ask)
-        return self._create(role, {"numbers": numbers, "owner": ask})
+        made = self._create(role, {"numbers": numbers, "owner": ask})
+        if role == "leftover":  # it waits for the GPU by now: the old process has seconds to live
+            run(places.force_delete(self.namespace, "owner"))
+        return made
 
     def answer(self, role: str, within: float) -> Outcome:
         """Wait until the container runs or has ended, and read the first line of its log."""
@@ -145,10 +148,8 @@ class Pods:
         return f"{address}:{self.port}" if re.fullmatch(r"[0-9.]+", address) else ""
 
     def leave_behind(self) -> tuple[str, Outcome | None]:
-        """Delete the owner's pod by force: its containers may live on for a while."""
-        address = self.address("owner")
-        run(places.force_delete(self.namespace, "owner"))
-        return address, None
+        """The owner's pod is deleted by force as soon as the next one waits for its GPU."""
+        return self.address("owner"), None
 
     def end(self, role: str) -> None:
         """Delete the pod, and wait until it is gone."""
@@ -180,7 +181,7 @@ class Pods:
 
     def _values(self, more: Mapping[str, str]) -> dict[str, str]:
         cluster, given = self.cluster, {"resources": f'{{limits: {{"{self.cluster.resource}": {self.cluster.count}}}}}'}
-        quota = {"pods": 4, "count/configmaps": 4, f"requests.{cluster.resource}": cluster.count}
+        quota = {"pods": 4, "count/configmaps": 4, f"requests.{cluster.resource}": 2 * cluster.count}
         if cluster.device_class:
             given = {"resources": "{claims: [{name: gpu}]}"}
             quota = {"pods": 4, "count/configmaps": 4, "count/resourceclaims.resource.k8s.io": 4}

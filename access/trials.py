@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from containers.places import STARTS_WITHIN
 
 OUTSIDERS_WITHIN = 120.0  # seconds until an outsider runs: its image is there already
 Containers = Pods | Attached  # each by its role: "owner", the name of a way, "sharing-owner", and the next owners
-HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back
+HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back; and once more afterwards
 
 
 @dataclass
@@ -124,15 +125,22 @@ class _Trials:
         given = has_gpu(answer)
         self.containers.end(role)
         end_it()
-        later = False
-        if not given:
-            later = has_gpu(self.containers.start(f"{role}-2") or self.containers.answer(f"{role}-2", HELD_BACK))
-            self.containers.end(f"{role}-2")
+        later = not given and self.given_later(role)
         if not isinstance(answer, Answer):
             return HandOver(given=False, same=False, still_open=None, given_later=later)
         same = set(self.numbers.split(",")) == answer.numbers
         still_open = {"holding": True, "silent": False if ask else None, "unasked": None}[answer.owner]
         return HandOver(given=given, same=same, still_open=still_open, given_later=later)
+
+    def given_later(self, role: str) -> bool:
+        """Whether a container gets the GPU within a time: one may come too early, and another one takes its place."""
+        ends, number, given = time.monotonic() + HELD_BACK, 1, False
+        while not given and time.monotonic() < ends:
+            number += 1
+            again = f"{role}-{number}"
+            given = has_gpu(self.containers.start(again) or self.containers.answer(again, HELD_BACK))
+            self.containers.end(again)
+        return given
 
     def handed_on(self, way: Way, then: Way) -> None:
         """An owner that takes part; then the same while its node is kept open."""

@@ -151,7 +151,7 @@ class Node:
                 self._run(self.pods["owner"], added, self.gpus if "ephemeral-container" in self.leaks else [])
                 return 0, "", "", []
             case ["kubectl", "delete", "pod", name, "--ignore-not-found", *force]:
-                self._end(name, later=bool(force))
+                self._end(name, later="--force" in force)
                 return 0, "", "", []
             case ["kubectl", "delete", "namespace", _, "--ignore-not-found"]:
                 for name in list(self.pods):
@@ -203,7 +203,10 @@ class Node:
         pod = self.pods[name] = Pod(manifest, list(self.gpus) if asks else [])
         way = "leftover" if name.startswith("leftover") else "kept-open" if name.startswith("kept-open") else name
         taken = {gpu for other in self.pods.values() if other is not pod for gpu in other.gpus}
-        if asks and (taken & set(self.gpus) or (way not in self.leaks and any(map(self._is_open, self.gpus)))):
+        if asks and taken & set(self.gpus):  # it waits for its node
+            pod.gpus = []
+            return
+        if asks and way not in self.leaks and any(map(self._is_open, self.gpus)):
             pod.gpus, pod.why = [], {"reason": "UnexpectedAdmissionError", "message": "Allocate failed: in use"}
             return
         for container in containers:
@@ -235,7 +238,8 @@ class Node:
                 state = {"waiting": dict(zip(("reason", "message"), self.waiting[name], strict=True))}
             kind = kinds[2 if container == "ephemeral-container" else container in inits]
             shown[kind].append({"name": container, "state": state})
-        phase = {"phase": "Failed", **pod.why} if pod.why else {"phase": "Running", "podIP": "127.0.0.1"}
+        phase = {"phase": "Running", "podIP": "127.0.0.1"} if pod.processes else {"phase": "Pending"}
+        phase = {"phase": "Failed", **pod.why} if pod.why else phase
         return {**pod.manifest, "status": {**phase, **shown}}
 
     def _end(self, name: str, *, later: bool = False) -> None:
@@ -247,10 +251,13 @@ class Node:
             return
         if later:
             self.left += pod.processes.values()
-            return
-        for process in pod.processes.values():
-            process.kill()
-            process.wait()
+        else:
+            for process in pod.processes.values():
+                process.kill()
+                process.wait()
+        for waiting, other in list(self.pods.items()):
+            if not other.processes and not other.why:
+                self._start(waiting, other.manifest)
 
     # -- containers
 

@@ -122,6 +122,13 @@ def test_a_cluster_that_refuses_a_plain_pod_gives_no_answer(node):
     assert (set(found.values()), exit_code(done.owner, done.findings)) == ({Verdict.NOT_TRIED}, 2)
 
 
+def test_a_gpu_that_is_held_back_may_be_given_to_a_third(node):
+    """The process that has it open may run on, and a service cleans the GPU after its end."""
+    node.waiting = {"leftover-2": ("CreateContainerError", "in use")}
+    done, found = run(node, chosen={"leftover"})
+    assert (done.ended_by, found["leftover"]) == (None, Verdict.PASS), done.findings
+
+
 @pytest.mark.parametrize(
     ("reason", "words", "verdict"),
     [

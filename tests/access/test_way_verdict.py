@@ -63,6 +63,11 @@ TABLE = [
     ("refused", trial(REFUSED, "privileged"), PASS, "refused at admission: violates PodSecurity"),
     ("all are refused", trial(REFUSED, "privileged", plain_ran=False), NOT_TRIED, "so was a container"),
     ("no variable", trial(answer(), "image-variable"), NOT_TRIED, "NVIDIA_VISIBLE_DEVICES is not 'all'"),
+    (
+        "NVIDIA's runtime has replaced the variable",
+        trial(answer(variable="void", seen=OPENED, refused=("/dev/nvidia0 c:195:0 EPERM",)), "runtime-class"),
+        PASS, "it saw 1 node; 1 attempt refused: EPERM",
+    ),
     ("a variable", trial(answer(variable="all"), "image-variable"), PASS, "it saw no node"),
     ("given on while open", trial(hand_over(still_open=True), "leftover"), FAIL, "while another process still had it"),
     ("given on later", trial(hand_over(), "leftover"), PASS, "the old process was gone"),
