@@ -50,6 +50,8 @@ CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
 KUBECONFIG, NODE_KUBECONFIG = STATE / "kubeconfig", STATE / "kubelet.kubeconfig"
 MANIFESTS = STATE / "manifests"  # of static pods
+# What the runtime's handlers of these names start instead of runc; a test that needs one writes it.
+NVIDIA, NUMBERED = STATE / "nvidia-container-runtime", STATE / "numbered-runc"
 
 
 def missing(folder: Path) -> str | None:
@@ -346,10 +348,15 @@ state = "/run/containerd"
   runtime_type = "io.containerd.runc.v2"
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
     SystemdCgroup = {json.dumps(WHOLE)}
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.numbered]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.numbered.options]
+    BinaryName = "{NUMBERED}"
+    SystemdCgroup = {json.dumps(WHOLE)}
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
   runtime_type = "io.containerd.runc.v2"
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
-    BinaryName = "{STATE}/nvidia-container-runtime"
+    BinaryName = "{NVIDIA}"
     SystemdCgroup = {json.dumps(WHOLE)}
 """
 _KUBELET_CONFIGURATION = {
@@ -391,10 +398,15 @@ def connects(path: Path) -> bool:
 def write_image(name: str, programs: dict[str, Path], entry: str) -> Path:
     """An archive with an image, as ``docker save`` writes it. ``programs``: by their place in the image."""
     layer = _tar({place: program.read_bytes() for place, program in programs.items()})
+    return archive_of(name, layer, Entrypoint=[entry], Env=["PATH=/bin"])
+
+
+def archive_of(name: str, layer: bytes, **configuration: object) -> Path:
+    """The same, of one layer. ``configuration``: what the image says of its containers."""
     config = {
         "architecture": os.uname().machine.replace("x86_64", "amd64").replace("aarch64", "arm64"),
         "os": "linux",
-        "config": {"Entrypoint": [entry], "Env": ["PATH=/bin"]},
+        "config": configuration,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]

@@ -1,74 +1,188 @@
 """Who can open a GPU that it was not given: `autoclave access` as an outsider runs it, on the GPUs of this node.
 
-The containers are of the image for NVIDIA GPUs, because it has Python. What was found is kept in build/cluster/access.
+The page docs/access.md has what these tests found. The containers are of an image that has this machine's Python. What
+was found is kept in build/cluster/access.
 """
+
+from __future__ import annotations
 
 import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from lightkube.resources.node_v1 import RuntimeClass
 
-from deploy import image
-from tests.cluster import programs
-from tests.cluster.autoclave import GPUS, SIMULATED
+from plugin.dra.config import DRIVER, VENDOR_DRIVER
+from tests.cluster import numbered_runc, nvidia_claims, programs
+from tests.cluster.autoclave import GPUS
 from tests.cluster.conftest import LOGS
 from tests.cluster.isolated import STATE
+from tests.cluster.nvidia import MAJOR
 from tests.cluster.programs import KUBECONFIG
+from tests.python_image import write_files
 
 ROOT = Path(__file__).parents[2]
-NODES = f"{SIMULATED}/gpu*/memory"
-WITHOUT_A_GPU = {
-    "no-request",
-    "variable",
-    "cdi-annotation",
-    "second-container",
-    "ephemeral-container",
-    "init-container",
+IMAGE, VARIABLE_IMAGE = "localhost/python:1", "localhost/python-variable:1"
+SIMULATED, NVIDIA = "/dev/simulated-gpu[0-9]*", "/dev/nvidia[0-9]*"
+NO_RUNTIME = "numbered"  # of NVIDIA: this one gives a container nothing
+STRICT = yaml.safe_load((ROOT / "policies/strict.yaml").read_text())["defaults"]
+
+PASS, FAIL, NO_SUCH_WAY = "pass", "fail", "not applicable"
+CLOSED = {
+    **dict.fromkeys(("no-request", "variable", "image-variable", "cdi-annotation"), PASS),
+    "runtime-class": NO_SUCH_WAY,
+    **dict.fromkeys(("host-dev", "own-node", "privileged", "privileged-own-node", "host-pid"), PASS),
+    **dict.fromkeys(("second-container", "ephemeral-container", "init-container"), PASS),
+    "leftover": PASS,
+    "handed-on": FAIL,  # an open node that its owner sends: nobody asks the kernel again
+    "kept-open": PASS,
 }
-WITH_RIGHTS = {"privileged", "privileged-own-node", "own-node", "host-dev", "host-pid"}
+BY_RIGHTS = {"privileged": FAIL, "privileged-own-node": FAIL}
+EITHER = "fail, or pass where a container starts in more than the two seconds that the kubelet leaves to the old one"
+NOBODY_LOOKS = {"leftover": EITHER, "kept-open": FAIL}
 
 
-@pytest.fixture(scope="session")
-def _image(node, pytestconfig) -> None:
-    archive = ROOT / pytestconfig.getoption("--cuda-image")
-    if not archive.exists():
-        pytest.skip(f"no image in {archive}: make image ARGS='--archive {pytestconfig.getoption('--cuda-image')}'")
-    node.load(archive)
+class Table:
+    """Runs the command, asks for all GPUs, and compares the verdicts; the whole report stays in the logs."""
 
+    def __init__(self, folder: Path) -> None:
+        """``folder``: the programs of the node."""
+        self._folder = folder
 
-@pytest.fixture
-def table(_image, pytestconfig):
-    """Runs the command, asks for all GPUs, and returns the verdicts; the whole report stays in the logs."""
-    folder = (ROOT / pytestconfig.getoption("--programs")).resolve()
-
-    async def of(arm: str, *flags: str) -> dict[str, str]:
+    async def shows(self, arm: str, wanted: dict[str, str], *flags: str, nodes: str = SIMULATED) -> None:
+        """The verdict of each way is as wanted."""
         to = LOGS / "access" / arm
         to.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "autoclave", "access", "run", "--node", programs.NODE, "--to", str(to)]
-        command += ["--image", image.name_of("cuda12"), "--nodes", NODES, "--count", str(GPUS), *flags]
-        found = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
+        command += ["--image", IMAGE, "--variable-image", VARIABLE_IMAGE, "--nodes", nodes, "--count", str(GPUS)]
+        variables = {"PATH": f"{self._folder}:{os.environ['PATH']}", "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
         run = await asyncio.to_thread(
-            subprocess.run, command, env=os.environ | found, capture_output=True, text=True, check=False
+            subprocess.run, [*command, *flags], env=os.environ | variables, capture_output=True, text=True, check=False
         )
-        result = json.loads((to / "result.json").read_text())
+        assert (to / "result.json").exists(), run.stderr
+        result: dict[str, Any] = json.loads((to / "result.json").read_text())
         assert (result["ended_early"], result["left_behind"]) == ("", ""), run.stderr
         assert result["owner"]["opened"], run.stderr
-        return {way["way"]: way["verdict"] for way in result["ways"]}
-
-    return of
-
-
-async def test_with_a_do_nothing_plugin_a_right_opens_a_gpu(table, floor):
-    found = await table("a do-nothing plugin", "--resource", floor)
-    assert {found[name] for name in WITHOUT_A_GPU} == {"pass"}
-    assert found["privileged"] == found["privileged-own-node"] == "fail"
+        assert f" c:{MAJOR}:" not in run.stderr + json.dumps(result["ways"]), "a node that leads to no GPU here"
+        found = {way["way"]: way["verdict"] for way in result["ways"]}
+        if wanted["leftover"] == EITHER and found["leftover"] in (PASS, FAIL):
+            wanted = wanted | {"leftover": found["leftover"]}
+        assert found == wanted, run.stderr
 
 
-async def test_with_autoclave_no_pod_opens_a_gpu_of_another(table, pods, refusing):  # noqa: ARG001 - they run
-    found = await table("Autoclave, policy default")
-    assert {name: found[name] for name in WITHOUT_A_GPU | WITH_RIGHTS if found[name] != "pass"} == {}
-    assert found["kept-open"] == found["leftover"] == "pass"
+@pytest.fixture(scope="session")
+def _images(node: programs.Node) -> None:
+    write_files(STATE / "python.tar")
+    layer = (STATE / "python.tar").read_bytes()
+    search = "PATH=/usr/bin"
+    node.load(programs.archive_of(IMAGE, layer, Env=[search]))
+    node.load(programs.archive_of(VARIABLE_IMAGE, layer, Env=[search, "NVIDIA_VISIBLE_DEVICES=all"]))
+
+
+@pytest.fixture
+def table(_images: None, pytestconfig: pytest.Config) -> Table:
+    """What an outsider has: the command, and kubectl."""
+    return Table(_folder(pytestconfig))
+
+
+def _folder(pytestconfig: pytest.Config) -> Path:
+    return Path(ROOT, pytestconfig.getoption("--programs")).resolve()
+
+
+@pytest.fixture
+async def runtime(pods, pytestconfig: pytest.Config) -> AsyncIterator[Callable[[str], Awaitable[list[str]]]]:
+    """Gives the node a runtime, and says the flags of an owner; in its containers, NVIDIA's nodes lead to GPUs."""
+    if not (_folder(pytestconfig) / "nvidia-container-runtime").exists():
+        pytest.skip("nvidia-container-runtime not found: run make node")
+    numbered_runc.install(_folder(pytestconfig))
+    made: list[str] = []
+
+    async def install(name: str) -> list[str]:
+        await pods.client.create(RuntimeClass.from_dict({"metadata": {"name": name}, "handler": name}))
+        made.append(name)
+        return ["--runtime-class", name]
+
+    yield install
+    for name in made:
+        await pods.client.delete(RuntimeClass, name)
+
+
+async def _start(node_with_nvidia, strategy: str) -> None:
+    """NVIDIA's plugin without ours."""
+    it = node_with_nvidia
+    it.vendor = it.nvidia(KUBELET_SOCKET="", DEVICE_LIST_STRATEGY=strategy)
+    it.vendor.start()
+    await it.offered()
+
+
+async def test_a_right_opens_a_gpu_of_a_do_nothing_plugin(table, pods, floor):  # noqa: ARG001 - the service made GPUs
+    await table.shows("a do-nothing plugin", CLOSED | BY_RIGHTS | NOBODY_LOOKS, "--resource", floor)
+
+
+async def test_nvidias_runtime_opens_a_gpu_to_who_asks(table, node_with_nvidia, autoclave, runtime):
+    autoclave.uninstall()
+    await _start(node_with_nvidia, "envvar")
+    wanted = CLOSED | BY_RIGHTS | NOBODY_LOOKS | {"runtime-class": FAIL}
+    await table.shows("NVIDIA's plugin, envvar", wanted, *await runtime("nvidia"), nodes=NVIDIA)
+
+
+async def test_nvidias_plugin_with_cdi_opens_a_gpu_to_rights(table, node_with_nvidia, autoclave, runtime):
+    autoclave.uninstall()
+    await _start(node_with_nvidia, "cdi-cri")
+    await table.shows(
+        "NVIDIA's plugin, CDI", CLOSED | BY_RIGHTS | NOBODY_LOOKS, *await runtime(NO_RUNTIME), nodes=NVIDIA
+    )
+
+
+@pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
+async def test_behind_autoclave_nvidias_gpus_stay_shut(table, node_with_nvidia, runtime, refusing, strategy):  # noqa: ARG001 - it skips
+    it = node_with_nvidia
+    flags = await runtime("nvidia" if strategy == "envvar" else NO_RUNTIME)
+    it.vendor = it.nvidia(DEVICE_LIST_STRATEGY=strategy)
+    await it.start()
+    await it.offered()
+    wanted = CLOSED | ({"runtime-class": PASS} if strategy == "envvar" else {})
+    await table.shows(f"NVIDIA's plugin behind Autoclave, {strategy}", wanted, *flags, nodes=NVIDIA)
+
+
+@pytest.mark.parametrize("policy", ["default", "strict"])
+async def test_with_autoclave_no_pod_opens_a_gpu_of_another(table, pods, autoclave, refusing, policy):  # noqa: ARG001 - they run
+    if policy == "strict":
+        autoclave.rule(**STRICT)
+        await autoclave.devices(lambda device: device.fence == STRICT["fence"]["mode"])
+        await autoclave.clean()
+    await table.shows(f"Autoclave, policy {policy}", CLOSED)
+
+
+async def test_a_fence_that_watches_stops_no_right(table, pods, autoclave):  # noqa: ARG001 - they run
+    autoclave.rule(fence={"mode": "watch"})
+    await autoclave.devices(lambda device: device.fence == "watch")
+    await table.shows("Autoclave, fence watch", CLOSED | BY_RIGHTS)
+
+
+async def test_pods_without_a_claim_open_none_of_ours(table, claims, refusing):  # noqa: ARG001 - they run
+    await table.shows("Autoclave's DRA driver", CLOSED, "--device-class", DRIVER)
+
+
+async def test_nvidias_dra_driver_opens_a_gpu_to_rights(table, pods, autoclave, pytestconfig, runtime):
+    program = nvidia_claims.program(pytestconfig)
+    async with nvidia_claims.alone(pods, autoclave, program, LOGS):
+        flags = (*await runtime(NO_RUNTIME), "--device-class", VENDOR_DRIVER)
+        wanted = CLOSED | BY_RIGHTS | {"kept-open": FAIL}  # it prepares no GPU that another claim still has
+        await table.shows("NVIDIA's DRA driver", wanted, *flags, nodes=NVIDIA)
+
+
+async def test_behind_autoclave_claims_of_nvidia_stay_shut(
+    table, pods, autoclave, pytestconfig, runtime, refusing  # noqa: ARG001 - it skips
+):  # fmt: skip
+    program = nvidia_claims.program(pytestconfig)
+    async with nvidia_claims.behind(pods, autoclave, program, LOGS):
+        flags = (*await runtime(NO_RUNTIME), "--device-class", VENDOR_DRIVER)
+        await table.shows("NVIDIA's DRA driver behind Autoclave", CLOSED, *flags, nodes=NVIDIA)

@@ -1,103 +1,33 @@
 """NVIDIA's own DRA driver behind ours, and claims of all GPUs."""
 
-import asyncio
 import json
-import sys
-from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import Any
 
 import pytest
 from lightkube.resources.core_v1 import Node
-from lightkube.resources.resource_v1 import DeviceClass, DeviceTaintRule, ResourceSlice
+from lightkube.resources.resource_v1 import DeviceTaintRule
 
 from plugin.dra import resource_slices
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
 from plugin.dra.vendor import taint_rules
-from tests.cluster import files
+from tests.cluster import nvidia_claims
 from tests.cluster.autoclave import GPUS
-from tests.cluster.claims import Claims, claiming, device_class, request
+from tests.cluster.claims import claiming, request
 from tests.cluster.conftest import LOGS
 from tests.cluster.escapes import stays_shut
-from tests.cluster.nvidia import ROOT, SPECS, gpus, install, mounted
-from tests.cluster.programs import KUBECONFIG, NODE, Program
-from tests.patience import WITHIN
+from tests.cluster.nvidia import SPECS, gpus
+from tests.cluster.programs import NODE
 
-PROGRAM = "gpu-kubelet-plugin"
 RULES_GATE = "DRADeviceTaintRules"
-# Below the directory that the operator mounts with GPUCluster. The kubelet does not look there.
-GATED = Path("/var/lib/kubelet/plugins/containers_wait")
-
-
-def registered(ours):
-    """How often our driver has registered."""
-    return ours.log.read_text().count('"event": "registered"') if ours.log.exists() else 0
-
-
-class NvidiaClaims(Claims):
-    """Pods with claims of all GPUs, from NVIDIA's driver."""
-
-    def __init__(self, cluster, vendor, ours) -> None:
-        super().__init__(cluster)
-        self.vendor = vendor
-        self.ours = ours
-
-    async def put(self, name, spec, indices=range(GPUS)):
-        """Create a pod that mounts the nodes of all GPUs, or of some."""
-        [its] = spec["containers"]
-        await super().put(name, mounted(self.cluster.spec() | spec, its, indices))
-
-    async def published(self):
-        """Return when NVIDIA's driver has published all GPUs."""
-        wanted: Any = {"spec.driver": DRIVER}
-        listed = self.cluster.client.list(ResourceSlice, fields=wanted)
-        found = [it async for it in listed]
-        if any(len(it.spec.devices or []) == GPUS for it in found):
-            return
-        async with asyncio.timeout(WITHIN):
-            version = listed.resourceVersion
-            async for _, it in self.cluster.client.watch(ResourceSlice, fields=wanted, resource_version=version):
-                if len(it.spec.devices or []) == GPUS:
-                    return
 
 
 @pytest.fixture
 async def claims(pods, autoclave, pytestconfig, gate):
     """NVIDIA's driver and ours in front, in place of the device plugin."""
-    program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
-    if not program.exists():
-        pytest.skip(f"{program} not found: see docs/real-nodes.md")
-    autoclave.down()
-    environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
-    environment |= {"KUBELET_REGISTRAR_DIRECTORY_PATH": str(GATED)}  # as by a GPUCluster
-    assigned = [f"{key}={value}" for key, value in environment.items()]
-    for folder in (GATED, SPECS):
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    flags: list[str | Path] = ["--image-name", "none", "--cdi-root", SPECS, "--nvidia-cdi-hook-path", "/bin/true"]
-    flags += ["--nvidia-driver-root", ROOT, "--container-driver-root", ROOT, "-v", "4"]
-    vendor = Program("nvidia-dra", ["env", *assigned, program, *flags], LOGS)
-    ours: list[str | Path] = [sys.executable, "-m", "autoclave", "dra", "--vendor-registry-dir", GATED]
-    if gate(RULES_GATE):
-        ours.append("--taint-rules")
-    in_front = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
-    autoclave.serve()
-    before = registered(in_front)
-    for it in (in_front, vendor):
-        it.start()
-    claims = NvidiaClaims(pods, vendor, in_front)
-    await pods.client.create(device_class(DRIVER))
-    await claims.template(f"gpus-{GPUS}", request(GPUS, of=DRIVER))
-    try:
-        await claims.published()
-        # The kubelet tries a pod again only after a minute if it does not know the driver yet.
-        await files.until(in_front.log, lambda: registered(in_front) > before)
+    program = nvidia_claims.program(pytestconfig)
+    flags = ["--taint-rules"] if gate(RULES_GATE) else []
+    async with nvidia_claims.behind(pods, autoclave, program, LOGS, *flags) as claims:
         yield claims
-        await claims.clear()
-    finally:
-        for it in (in_front, vendor, autoclave.service):
-            it.end()
-        await pods.client.delete(DeviceClass, DRIVER)
-        await pods.client.deletecollection(ResourceSlice)
     assert pods.faults() == []
 
 
