@@ -122,7 +122,14 @@ def test_a_cluster_that_refuses_a_plain_pod_gives_no_answer(node):
     assert (set(found.values()), exit_code(done.owner, done.findings)) == ({Verdict.NOT_TRIED}, 2)
 
 
-def test_a_gpu_that_is_held_back_may_be_given_to_a_third(node):
+def test_the_next_pod_waits_before_the_owners_is_deleted(node):
+    waited = []
+    node.on_command = lambda _: waited.append("leftover" in node.pods) if "--force" in node.said[-1] else None
+    run(node, chosen={"leftover"})
+    assert waited == [True]
+
+
+def test_a_gpu_held_back_may_go_to_a_third(node):
     """The process that has it open may run on, and a service cleans the GPU after its end."""
     node.waiting = {"leftover-2": ("CreateContainerError", "in use")}
     done, found = run(node, chosen={"leftover"})
@@ -160,7 +167,7 @@ def test_an_error_of_the_runtime_is_no_pass(node, monkeypatch, reason, words, ve
         ("", Unanswered),
     ],
 )
-def test_a_quota_a_missing_class_or_a_silence_is_no_refusal(words, kind):
+def test_what_says_nothing_of_a_way_is_no_refusal(words, kind):
     assert isinstance(kubernetes._refusal(words), kind)
 
 
