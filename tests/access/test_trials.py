@@ -167,7 +167,7 @@ def test_an_error_of_the_runtime_is_no_pass(node, monkeypatch, reason, words, ve
         ("", Unanswered),
     ],
 )
-def test_what_says_nothing_of_a_way_is_no_refusal(words, kind):
+def test_a_quota_or_a_silence_is_no_refusal(words, kind):
     assert isinstance(kubernetes._refusal(words), kind)
 
 

@@ -219,6 +219,7 @@ PLANTED = [
     Mutant(OF_WAYS, "Verdict.NOT_TRIED in chosen or ", "", tests=IN_WAYS),
     Mutant(OF_WAYS, "if not has_gpu(owner) or", "if", tests=IN_WAYS),
     Mutant(OF_WAYS, "outcome.control and ", "", tests=IN_WAYS),
+    Mutant(OF_WAYS, '"EPERM", "EACCES"', '"EPERM", "EACCES", "ENXIO"', tests=IN_WAYS),
     Mutant(OF_WAYS, "isinstance(trial.outcome, Refused) and not trial.plain_ran", "False", tests=IN_WAYS),
     Mutant(OF_WAYS, "outcome.given and outcome.same and outcome.still_open is True", "False", tests=IN_WAYS),
     Mutant(OF_WAYS, "lambda trial: not _answer(trial).control", "lambda _: False", tests=IN_WAYS),
