@@ -280,7 +280,7 @@ unless its program or its unit is named in the policy.
 
 A fast scrub passes over the memory four times by default: a keyed pattern is written and read back, then zeros. With
 `clear.passes: random` it makes [the first two](../policies.md#which-patterns-to-write). Each pass moves the whole
-memory once. As a part of the four passes:
+memory once. As a share of the four passes:
 
 {choices}
 

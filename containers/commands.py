@@ -20,14 +20,14 @@ class ContainerFailed(AutoclaveError):
 
 
 def run(command: Sequence[str]) -> None:
-    """Run a command of the place; ContainerFailed if it fails."""
+    """Run a command of the launcher (docker, kubectl, srun); ContainerFailed if it fails."""
     done = asked(command)
     if done.returncode:
         raise _unlike_success(command, done)
 
 
 def asked(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """What a command of the place answers. Ctrl-C does not end it: it clears away. ``text``: for its stdin."""
+    """What a command of the launcher answers. Ctrl-C does not end it: it clears away. ``text``: for its stdin."""
     try:
         return subprocess.run(
             command,
@@ -41,7 +41,7 @@ def asked(command: Sequence[str], text: str | None = None) -> subprocess.Complet
             timeout=COMMANDS_WITHIN,
         )
     except subprocess.TimeoutExpired as error:
-        raise ContainerFailed(f"`{shlex.join(command)}` has not ended within {COMMANDS_WITHIN:g} s") from error
+        raise ContainerFailed(f"`{shlex.join(command)}` did not end within {COMMANDS_WITHIN:g} s") from error
 
 
 def expect_rights(rights: Mapping[str, Sequence[str]], page: str) -> None:

@@ -73,7 +73,7 @@ class Container:
         ends = time.monotonic() + GONE_WITHIN
         while self._process.poll() is None:
             if (left := ends - time.monotonic()) <= 0:
-                raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s")
+                raise ContainerFailed(f"process {self._process.pid} did not end within {GONE_WITHIN:g} s")
             self._output.read(left)
 
     def clear_away(self) -> None:

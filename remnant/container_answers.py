@@ -83,7 +83,7 @@ def _check(answer: Ready | Filled | Looked | Refused, media: Collection[str]) ->
         case Filled(planted=named) | Looked(looks=named) if named.keys() != set(media):
             raise ValueError("it is about other media")
     if not all(0 <= number < _LARGEST for number in _numbers(dataclasses.asdict(answer))):
-        raise ValueError("a number in it is no size")
+        raise ValueError("it contains a number that is not a valid size")
 
 
 def _numbers(value: object) -> Iterator[int]:

@@ -40,8 +40,8 @@ class Planted:
 class Look:
     """What the next container found, before it wrote anything there."""
 
-    read: int  # so much it could look at
-    searched: int  # of it, so much was searched for words
+    read: int  # how much it could read
+    searched: int  # how much of that was searched for words
     recognised: int  # words of the first container
     never_written: int  # words of a key that nobody has written: the negative control
     not_zero: int | None = None  # of all that was read; None: that cannot be counted here

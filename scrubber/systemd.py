@@ -26,7 +26,7 @@ def tell(*lines: str) -> None:
             if lines != (ALIVE,):  # the next sign of life says the same
                 asyncio.get_running_loop().call_later(AGAIN_AFTER, tell, *lines)
         except OSError as error:
-            logger.warning("systemd cannot be told", lines=lines, error=str(error))
+            logger.warning("cannot notify systemd", lines=lines, error=str(error))
 
 
 def status(text: str) -> str:

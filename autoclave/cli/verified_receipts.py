@@ -148,7 +148,7 @@ def _text(file: Path, most: int = OTHER) -> str:
     except OSError as error:
         raise ReceiptError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ReceiptError(f"{file} is no text") from error
+        raise ReceiptError(f"{file} is not text") from error
 
 
 def _checked(

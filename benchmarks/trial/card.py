@@ -42,7 +42,7 @@ class Where:
     evidence: str = "build/trial/evidence"  # the folder for what the service said
     beside: tuple[str, ...] = ()  # programs that may have the GPU open
     holder: int = 0  # the process of the trial, which may have the GPU open
-    counters: Mapping[str, float] = field(default_factory=dict)  # of ECC, at the begin of the trial
+    counters: Mapping[str, float] = field(default_factory=dict)  # of ECC, at the beginning of the trial
     seconds: float = 10.0  # of the self-test
     ends: float = math.inf  # on the clock of the processes: begin no round that would end later
 

@@ -22,7 +22,7 @@ Add = Callable[[grpc.aio.Server], None]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
-GRACE = 0.5  # seconds to finish a call when the server stops; streams end at once. ``app`` has waited for longer calls
+GRACE = 0.5  # seconds to finish a call when the server stops, after ``stopping.drain``; streams end at once
 PROOF = 5.0  # seconds for the plugin's own socket to answer
 
 

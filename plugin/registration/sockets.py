@@ -173,7 +173,7 @@ class FileWatch(Changed):
                     await self._watch(inotify)
             except OSError as error:  # the node has too many watches: poll instead
                 if not blind:
-                    logger.warning("cannot watch files, polling every few seconds instead", error=str(error))
+                    logger.warning("cannot watch files: polling every few seconds instead", error=str(error))
                 blind = True
                 await asyncio.sleep(POLL_EVERY)
 

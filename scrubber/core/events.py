@@ -275,7 +275,7 @@ class ServiceStopped:
 class StoodStill:
     """The service did not run for a while, although it had not ended: it observed nothing and answered nobody."""
 
-    since: Moment  # the begin of the first time
+    since: Moment  # the beginning of the first time
     seconds: float  # of all times together
     times: int = 1
     suspended: float = 0.0  # seconds for which the whole machine was suspended

@@ -40,7 +40,7 @@ class Guarded:
     since: Moment | None = None  # the first reading
     mode: FenceMode = FenceMode.OFF  # at the end of the time. OFF: nothing is known ...
     why: str = ""  # ... for this reason
-    mode_before: FenceMode = FenceMode.OFF  # at its begin
+    mode_before: FenceMode = FenceMode.OFF  # at its beginning
     exempt: str = ""  # at the end
     exempt_before: str = ""
     let_through: int = 0  # without those that the policy ignores

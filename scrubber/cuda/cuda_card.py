@@ -228,7 +228,7 @@ class CudaCard:
             return tuple(results)
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
-        """Launch blocks that fill a multiprocessor each, until each multiprocessor ran one."""
+        """Launch blocks that fill a multiprocessor each, until each multiprocessor has run one."""
         self.ready()
         seen: dict[int, Unit] = {}
         with self._translated(f"run {program.value} on"):
@@ -331,7 +331,7 @@ class CudaCard:
         for place, rounds, _, _, compared in reports:
             if due is not None and compared != rounds * due:
                 counted = f"{compared} of {rounds * due} words were read back from multiprocessor {place}"
-                raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
+                raise CudaError(f"cannot run {program.value} on {self.name}: the device reports that {counted}")
         return [Unit(place, wrong, digest) for place, rounds, wrong, digest, _ in reports if rounds]
 
     def _launch(self, program: KernelProgram, words: Sequence[Word], sizes: Sequence[int]) -> None:

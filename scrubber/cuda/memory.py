@@ -93,8 +93,8 @@ class GpuMemory:
         results = self.card.sweep(kind, pattern, spans, step)
         for span, result in zip(spans, results, strict=True):
             if result.compared != span.size:
-                counted = f"{result.compared} of the {span.size} bytes from {span.start} on were compared, as it counts"
-                raise CudaError(f"cannot {kind.value} memory of {self.card.name}: {counted}")
+                counted = f"{result.compared} of the {span.size} bytes from {span.start} on were compared"
+                raise CudaError(f"cannot {kind.value} memory of {self.card.name}: the device reports that {counted}")
         return results
 
 

@@ -73,7 +73,7 @@ class LostTime:
         self._at, self._before = now, {}
 
     def look(self, now: float) -> None:
-        """Add what was lost since the last look, or since the begin."""
+        """Add what was lost since the last look, or since the beginning."""
         found = self._threads()
         self.seconds += lost(now - self._at, self._before, found)
         self._at, self._before = now, found

@@ -5,7 +5,7 @@ uncounted, may no longer, and still runs: it may have the device open.
 
 Two locks. While the attempts are read and their processes are looked up, only a reader of the use counter waits, and
 not for long. The rules and the counts have a lock of their own, under which nothing is looked up for an attempt. Who
-asked an attempt that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
+made an attempt that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
 number of such attempts.
 """
 
@@ -41,7 +41,7 @@ _PATIENCE = 0.5  # seconds in which the attempts are to be read before the use c
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 _GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
 _POLL_MS = 500  # the thread that reads the attempts looks this often whether it must end
-_REFUSED = 256  # refused attempts that wait until it is looked up who asked them
+_REFUSED = 256  # refused attempts that wait until it is looked up who made them
 _LOOKS = 0.1  # the part of its time in which the thread looks that up: who floods may ask for all of it
 
 
@@ -546,7 +546,7 @@ class Guard:
         return judged.ignored
 
     def _look_up_refused(self) -> None:
-        """Remember who asked the attempt that was refused first, unless too much time went into that already."""
+        """Remember who made the attempt that was refused first, unless too much time went into that already."""
         began = time.monotonic()
         if not self._refused or began < self._looks_again:
             return

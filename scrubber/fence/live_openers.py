@@ -109,7 +109,7 @@ class LiveOpeners:
             self._gaps[device, why] = None
 
     def take_gaps(self, most: int) -> list[tuple[str, str]]:
-        """Devices and reasons that were not taken before, at most so many."""
+        """Up to ``most`` devices and reasons that were not taken before."""
         with self._turn:
             taken = [*self._gaps][:most]
             for gap in taken:

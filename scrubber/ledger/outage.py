@@ -1,6 +1,6 @@
 """An outage of the ledger: from the first write that fails or hangs, until a row tells of it.
 
-``Works`` or ``Outage``: what the last write has shown of the disk. The functions say what the next event makes of it.
+``Works`` or ``Outage``: what the last write has shown of the disk. The functions return the state after the next event.
 
 Rule 1: an outage begins with the first write that fails or hangs, and keeps its time and its reason. It ends only with
         a write that reaches the disk: a ledger that can be loaded may still be read-only.

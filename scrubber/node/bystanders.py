@@ -115,7 +115,10 @@ def obstacle(proc: Path, process: str) -> str:
 
 
 def _started_by_root(process: str, proc: Path) -> bool:
-    """Whether root runs the process or the same program above it, or systemd runs it in its own service."""
+    """Whether root runs the process, or systemd runs it in its own service.
+
+    If the parent of the process is the same program, root may run the parent instead.
+    """
     if _of_root(process):
         return True
     # nvidia-persistenced runs in the system service with the program's name.

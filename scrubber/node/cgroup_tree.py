@@ -185,7 +185,10 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _group_of_pods(entry: os.DirEntry[str]) -> set[int]:
-    """The number of the group in which a kubelet makes those of pods, by its driver cgroupfs: this one, or below it."""
+    """The number of the group in which a kubelet with the cgroupfs driver creates the pods' groups.
+
+    That is this group, or its child.
+    """
     try:
         return {entry.inode() if entry.name == PODS else os.stat(f"{entry.path}/{PODS}").st_ino}  # noqa: PTH116 -- of a path as text
     except OSError:

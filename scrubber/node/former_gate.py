@@ -54,7 +54,7 @@ class FormerGate:
             left = await asyncio.to_thread(self.is_left, records())
 
     def is_left(self, records: Mapping[str, Record]) -> bool:
-        """Take away what no pod needs any more. Whether something has to stay."""
+        """Remove what no pod needs any more. Whether something has to stay."""
         try:
             if not self._file.exists():
                 return False
@@ -71,7 +71,7 @@ class FormerGate:
         except (OSError, ValueError, LookupError, TypeError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
-                logger.warning("cannot take away the create gate of an older version",
+                logger.warning("cannot remove the create gate of an older version",
                                specification=str(self._file), error=self._fault)  # fmt: skip
             return True
         return False

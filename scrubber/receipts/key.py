@@ -54,7 +54,7 @@ class FileKey:
 def open_key(state_dir: Path) -> FileKey:
     """The key of this node, made at the first start, where this installation can sign.
 
-    ReceiptError if a file is not as it was made. A key is never replaced without being asked for.
+    ReceiptError if a file is not as it was made. A key is never replaced unless somebody asks for that.
     """
     folder = paths.receipt_key(state_dir)
     if not folder.is_symlink() and not folder.exists():

@@ -257,7 +257,10 @@ def _nothing(_pid: int) -> None:
 
 
 def _start(program: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a zygote: the process, the socket to it, its pidfd. It ends with the thread that starts it, the loop's."""
+    """Start a zygote: the process, the socket to it, its pidfd.
+
+    It ends with the thread that started it, which is the event loop's.
+    """
     with ExitStack() as undo:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.enter_context(ours)

@@ -94,7 +94,7 @@ def send(line: socket.socket, packet: bytes, files: Sequence[int] = ()) -> None:
 
 
 def receive(line: socket.socket, most: int) -> tuple[bytes, tuple[int, ...]]:
-    """The next packet, with at most so many open files; an empty packet when the other end is gone."""
+    """The next packet, with at most ``most`` open files; an empty packet when the other end is gone."""
     files = array("i")
     packet, ancillary, _, _ = line.recvmsg(_LONGEST, socket.CMSG_SPACE(most * files.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:

@@ -341,7 +341,7 @@ def test_versions_are_shown_also_during_an_update(tmp_path):
 
 
 def test_a_quarantine_is_marked_once_at_any_query_interval(tmp_path):
-    out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the begin
+    out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the beginning
     event = next(it["expr"] for it in shipped.pages()["autoclave-fleet"]["annotations"]["list"])
     marks = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})
     answers(tmp_path, f"sum_over_time(({marks})[25m:5m])", out, {f'{{{GPU}, reason="lost"}}': 1})

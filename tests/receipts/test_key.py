@@ -1,4 +1,4 @@
-"""The key is made once, kept, and never replaced without being asked for."""
+"""The key is made once, kept, and never replaced unless somebody asks for that."""
 
 import base64
 import os

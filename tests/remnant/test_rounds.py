@@ -269,7 +269,7 @@ ODD = {
     "a banner": ("print('== CUDA ==')", "answered '== CUDA ==', which is no answer"),
     "deep JSON": ("print('[' * 50000)", "which is no answer .* nested too deeply"),
     "another release": ("print(json.dumps({'gpu': None, 'ready': 1}))", "no answer .* exactly the fields gpu"),
-    "a large number": (f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))", "a number in it is no size"),
+    "a large number": (f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))", "it contains a number that is not a valid size"),
     "no UUID": (f"print(json.dumps({{'gpu': {ABOUT | {'uuid': 'GPU-' + chr(27) + '[2J'}}}}))", "its GPU has no UUID"),
     "no name": (f"print(json.dumps({{'gpu': {ABOUT | {'driver': chr(10)}}}}))", "its GPU has no printable name"),
     "bytes": ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n')", "which is no answer"),
@@ -312,7 +312,7 @@ def test_a_command_of_the_place_that_hangs_is_ended(monkeypatch) -> None:
     launcher = Launcher(hangs, waits=hangs, remove=hangs, starts_within=0.5)
     with pytest.raises(
         container_commands.ContainerFailed,
-        match=r"no answer within 0.5 s; and then `sleep 1000` has not ended within 0.5 s",
+        match=r"no answer within 0.5 s; and then `sleep 1000` did not end within 0.5 s",
     ):
         rounds.run_round(Subject(launcher), Ending.EXIT)
 

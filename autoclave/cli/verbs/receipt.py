@@ -93,7 +93,7 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
 ) -> int:  # fmt: skip
     """Verify a receipt, on any machine: who signed it, what it is for, and that the node's log has it.
 
-    Of a closing receipt, it does not judge the counts: read them in what is printed.
+    For a closing receipt, it does not judge the counts: read them in the output.
 
     PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. Without PATH,
     in a container, each of its GPUs must have a receipt of this hand-over and this boot, and -o json prints a document

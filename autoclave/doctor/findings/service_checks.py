@@ -200,7 +200,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if guarded and service.pods_share_groups:
         text = "the kernel can only watch who opens a GPU, whatever the policy says, because on this node pods are in "
         text += f"control groups of version 1. {ALLOCATE_WAITS}"
-        yield warning(text, "boot the node with version 2 of control groups only; until then, nobody is kept off")
+        yield warning(text, "boot the node with version 2 of control groups only; until then, no pod is kept off a GPU")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
     elif not (open_to_all or service.fence_below or unsettled):

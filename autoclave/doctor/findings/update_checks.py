@@ -107,7 +107,7 @@ def _disk(update: Update) -> Iterator[Finding]:
 
 
 def _list(update: Update, name: str) -> list[object]:
-    """The list that is this value of the chart; empty if it is none."""
+    """This value of the chart as a list; empty if it is not a list."""
     found = update_facts.value_of(update.values, name)
     return found if isinstance(found, list) else []
 

@@ -120,7 +120,7 @@ class Map:
             before = ctypes.addressof(key)
 
     def items(self) -> dict[bytes, bytes]:
-        """All keys with their values, of a hash map, by few attempts."""
+        """All keys and values of a hash map, read in few calls."""
         key, value = self._sizes
         keys, values = ctypes.create_string_buffer(key * _BATCH), ctypes.create_string_buffer(value * _BATCH)
         place, found, before = ctypes.create_string_buffer(8), dict[bytes, bytes](), 0

@@ -301,7 +301,7 @@ def inspect(group: Path) -> Inspected | None:
             return None
         descriptors = _maps_of(standing, closing)
         if program.MAPS.keys() - descriptors.keys():
-            raise FenceError("the fence that stands is of another version of autoclave")
+            raise FenceError("the present fence was put up by another version of Autoclave")
         maps = _shaped(descriptors)
         open_to = _by_device(maps[program.MEMBERSHIP].items())
         (until,) = _TIME.unpack(maps[program.LEASE].get(_FIRST_INDEX) or bytes(8))

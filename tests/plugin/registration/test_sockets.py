@@ -147,7 +147,7 @@ async def test_without_watches_files_are_polled_and_logged_once(short_tmp, monke
             for name in ("x", "y", "z"):
                 asyncio.get_running_loop().call_later(0.01, (short_tmp / name).touch)
                 await sees(watched, (short_tmp / name).exists)
-    assert [line["event"] for line in logs] == ["cannot watch files, polling every few seconds instead"]
+    assert [line["event"] for line in logs] == ["cannot watch files: polling every few seconds instead"]
 
 
 async def test_a_directory_that_is_replaced_is_watched_again(short_tmp, monkeypatch):
