@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
 
-from dashboards import runbooks
+from dashboards import alert_summaries
 from dashboards.page import Section, link
 from dashboards.panels import WIDTHS, Column, Query, stat, table, timeline
 from dashboards.query import (
@@ -130,8 +130,8 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
         {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "details": "Details", **NODE,
          "gpu": "GPU"},
         Column("True for", scope.or_not_scraped(summarised, "alertname", NO_ROW), units.Seconds, words=MISSING),
-        links={"Alert": runbooks.NO_PAGE, "Node": TO_NODE},
-        label_words={"Summary": runbooks.summaries()},
+        links={"Alert": alert_summaries.NO_PAGE, "Node": TO_NODE},
+        label_words={"Summary": alert_summaries.summaries()},
         empty="No alert fires, if the alert rules are loaded",
         sorted_by="Severity",  # critical, warning
         rising=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+KUBELET_SOCKET = "kubelet.sock"  # in it
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 POD_LOGS_DIR = "/var/log/pods"
 RECEIPTS_IN_CONTAINERS, RECEIPTS_VARIABLE = "/run/autoclave/receipts", "AUTOCLAVE_RECEIPTS"  # which has that value

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from ground import log, unix_sockets
+from ground import log, paths, unix_sockets
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, registration_state, sockets
 from plugin.registration.registration_state import Cause, NotRegistered, RegistrationState
@@ -45,7 +45,7 @@ class KubeletRegistration:
         self._resource = resource
         self._add = add
         self._directory = kubelet_dir
-        self._kubelet_socket = kubelet_dir / "kubelet.sock"
+        self._kubelet_socket = kubelet_dir / paths.KUBELET_SOCKET
         self._watch = FileWatch(kubelet_dir, kubelet_dir / sockets.SUBDIRECTORY)
         self._state = RegistrationState(resource, on_event)
 

@@ -30,8 +30,9 @@ class OfferFacts:
 
 
 NOTHING = OfferFacts()
-LIST_LASTS = 5.0  # seconds without the service for which the plugin keeps its list: a restart takes less
-WAITED_FOR = 60.0  # seconds for which pods may wait for a device: a slow path takes about that long
+# Seconds without the service for which the plugin keeps its list. `service/report` sends the larger one that applies.
+LIST_LASTS = 5.0  # a restart of the service takes less
+WAITED_FOR = 60.0  # while pods may wait for a device: a slow path takes about that long
 
 
 def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availability:

@@ -7,11 +7,10 @@ import time
 import uuid
 from pathlib import Path
 
-from ground import boot
+from ground import boot, paths
 from scrubber.core.model import Moment
 from scrubber.core.standstills import Clocks
 
-KUBELET_SOCKET = "kubelet.sock"
 NO_KUBELET = "none"
 TOGETHER = 0.01  # seconds: clocks that are read within this time are read at one moment
 
@@ -32,7 +31,7 @@ def clocks() -> Clocks:
 def kubelet_epoch(directory: Path) -> str:
     """The id of this run of the kubelet, from the socket that the kubelet creates at each start."""
     try:
-        socket = os.stat(f"{directory}/{KUBELET_SOCKET}")  # noqa: PTH116 - called at every grant, and a Path is slow
+        socket = os.stat(f"{directory}/{paths.KUBELET_SOCKET}")  # noqa: PTH116 - called at every grant, and a Path is slow
     except FileNotFoundError:
         return NO_KUBELET
     except OSError:

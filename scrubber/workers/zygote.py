@@ -22,7 +22,7 @@ from typing import NoReturn
 from ground.documents import strict_json
 from scrubber.cuda import cupy_loading
 from scrubber.devices import roster
-from scrubber.workers import __main__ as worker
+from scrubber.workers import __main__ as child_program
 from scrubber.workers import wire
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -146,7 +146,7 @@ def main() -> NoReturn:
             ready = wire.Ready(lacks=str(error))
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise SystemExit("cannot fork workers: a library has started a thread while it was loaded")
-    Zygote(worker.main).serve(ready)
+    Zygote(child_program.main).serve(ready)
     os._exit(0)  # no exit handler of a library runs
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import promql_parser as promql
 
-from dashboards import runbooks, shipped, style
+from dashboards import alert_summaries, shipped, style
 from ground.metric_table import Kind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
@@ -244,7 +244,7 @@ def leads_somewhere(page: Page) -> list[str]:
             there = {it["name"] for it in variables(pages[uid])} if uid in pages else set()
             chosen = dict(re.findall(r"var-(\w+)=\$\{__data\.fields\.(\w+)\}", query))
             given = rulefiles.given(parsed(panel["targets"][0]))
-            good = (url == runbooks.NO_PAGE and "alertname" in given) or (
+            good = (url == alert_summaries.NO_PAGE and "alertname" in given) or (
                 chosen and chosen.keys() <= there and set(chosen.values()) <= given and "${__url_time_range}" in query
             )
             problems += [] if good else [f"{panel['title']} leads to {url}"]

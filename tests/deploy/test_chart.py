@@ -14,8 +14,8 @@ import pytest
 
 import scrubber
 from autoclave import cli
-from autoclave.doctor.facts import update_facts
-from dashboards import runbooks
+from autoclave.doctor.facts import chart_values
+from dashboards import alert_summaries
 from deploy import generate, image
 from ground import public_names
 from plugin.vendor import device_nodes
@@ -485,7 +485,7 @@ def test_a_dashboard_is_installed_byte_for_byte():
     found = [doc for doc in manifests.objects("dashboards") if doc["kind"] == "ConfigMap"]
     pages = {name: text for doc in found for name, text in doc["data"].items()}
     ours = {path.name: path.read_text() for path in Path(generate.ROOT, "dashboards/grafana").glob("*.json")}
-    assert {name: text.replace(WIKI_PAGE, runbooks.NO_PAGE) for name, text in pages.items()} == ours
+    assert {name: text.replace(WIKI_PAGE, alert_summaries.NO_PAGE) for name, text in pages.items()} == ours
     assert all(doc["metadata"]["labels"]["grafana_dashboard"] == "1" for doc in found)
 
 
@@ -533,7 +533,7 @@ FORMER: dict[str, Any] = {
 def test_values_of_older_versions_change_nothing_and_are_named():
     notes = manifests.notes(FORMER, upgrade=True)
     given = {f"{group}.{name}" for group, values in FORMER.items() for name in values}
-    assert set(re.findall(r"^  ([\w.]+): ", notes, re.MULTILINE)) == given == {*update_facts.former_values()}
+    assert set(re.findall(r"^  ([\w.]+): ", notes, re.MULTILINE)) == given == {*chart_values.former_values()}
     assert "change nothing any more" not in manifests.notes({})
     assert manifests.loaded({**FORMER, "nameOverride": ""}) == manifests.loaded({})
 
@@ -638,7 +638,7 @@ def test_links_to_runbooks_follow_the_value(url):
     assert alerts
     for alert in alerts:
         assert alert["annotations"].pop("runbook_url") == f"https://wiki.example/gpus/{alert['alert']}.md"
-    assert json.dumps(linked).replace(WIKI_PAGE, runbooks.NO_PAGE) == without
+    assert json.dumps(linked).replace(WIKI_PAGE, alert_summaries.NO_PAGE) == without
 
 
 def test_commands_of_alerts_name_the_namespace_of_the_release():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoclave.doctor.facts import safe_read
 from autoclave.doctor.node_facts import CheckFault, Directory, Node, Socket, Sockets, fact
-from ground import unix_sockets
+from ground import paths, unix_sockets
 from plugin.cluster import credentials, reporter
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.report_choice import ReportChoice, Reports
@@ -50,7 +50,7 @@ def kubelet_dir_writable(node: Node) -> bool:
 @fact
 def kubelet(node: Node) -> Socket:
     """The socket of the kubelet."""
-    return safe_read.socket(node.kubelet_dir / "kubelet.sock")
+    return safe_read.socket(node.kubelet_dir / paths.KUBELET_SOCKET)
 
 
 @fact
@@ -78,7 +78,7 @@ def _plugins(directory: Path, prefix: str = "") -> Sockets:
 def in_front(node: Node) -> str:
     """The ``kubelet.sock`` in a directory below the kubelet's, on which a plugin answers in place of the kubelet."""
     names = safe_read.names(node.kubelet_dir)
-    below = [] if isinstance(names, CheckFault) else [node.kubelet_dir / name / "kubelet.sock" for name in names]
+    below = [] if isinstance(names, CheckFault) else [node.kubelet_dir / name / paths.KUBELET_SOCKET for name in names]
     return next((str(path) for path in below if unix_sockets.connect_error(path) is None), "")
 
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
-from autoclave.doctor.facts import posture
+from autoclave.doctor.facts import chart_values, posture
+from autoclave.doctor.facts.chart_values import Values, value_of
 from autoclave.doctor.node_facts import CheckFault, Room
 from ground import boot, errors, paths, private_files
-from ground.documents.faults import DocumentError, DocumentFault, describe
-from ground.errors import FatalError
+from ground.documents.faults import DocumentError, DocumentFault
 from policies import load
 from policies.policy_model import FenceMode, PolicySet
 from scrubber.core.events import PolicyInForce
@@ -30,13 +26,12 @@ from scrubber.ledger.reading import LedgerFile
 from scrubber.policy import digest_of
 from scrubber.receipts.key import KEY
 
-Values = Mapping[str, Any]
 ELSEWHERE = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that the file does not have
 IN_PODS = "/etc/autoclave/policy"  # where the chart mounts the policy
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPolicy:
+class PolicyAsRead:
     """A policy as this version reads it."""
 
     source: str  # a file, a value of the chart, or a name
@@ -47,10 +42,10 @@ class ReadPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class LastPolicy(ReadPolicy):
+class LastPolicy(PolicyAsRead):
     """The policy that was last in force on the node, with this version's meaning of each field."""
 
-    kept_of: str = ""  # the policy file of the service, of which this one was kept; empty if none was
+    copied_from: str = ""  # the policy file of the service, of which this one is a copy; empty if it is of none
     with_fence: bool = False  # whether it has the fence of the last service, which a flag may have chosen
 
 
@@ -67,7 +62,7 @@ class Update:
     """All that is known before an update."""
 
     ledger: LedgerFile
-    policy: ReadPolicy  # which comes into force
+    policy: PolicyAsRead  # which comes into force
     unread: tuple[str, ...]  # the values with the policy of the node, which was not read
     last: LastPolicy
     values: Values  # of the chart; empty if no file was named
@@ -91,11 +86,11 @@ def gather(
     ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None if none was
     named: then it is that of the values, or the last one of the node.
     """
-    given = read_values(values) if values is not None else {}
+    given = chart_values.read_values(values) if values is not None else {}
     unread, written = _unread(policy, given), _last(ledger)
     last = _with_fence(written, ledger)
     kept = last if values is None else written  # the values say which fence replaces that of the policy, if any
-    next_one = _fenced(_next(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
+    next_one = _fenced(_policy_to_come(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
     here = boot.boot_id(), boot.uptime()
     room = posture.room_in(str(state)) if state is not None else None
     key = paths.receipt_key(state) / KEY if state is not None else None
@@ -117,38 +112,6 @@ def _fault(state: Path | None) -> StateFault | None:
     return None
 
 
-def read_values(path: Path) -> Values:
-    """The values in a file for Helm, also of one without any; FatalError if it is none."""
-    remedy = "name the file that Helm gets; `helm get values RELEASE -n NAMESPACE -o yaml` prints it"
-    try:
-        found = YAML(typ="safe", pure=True).load(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise FatalError(f"cannot read the values {path}: {error.strerror}", remedy) from error
-    except UnicodeDecodeError as error:
-        raise FatalError(f"cannot read the values {path}: it is not UTF-8 text", remedy) from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise FatalError(f"cannot read the values {path}: it is not YAML ({why})", remedy) from error
-    if not isinstance(found, dict | None):
-        raise FatalError(f"cannot read the values {path}: found {describe(found)}, expected a mapping", remedy)
-    return found or {}
-
-
-def former_values() -> Mapping[str, str]:
-    """The values of older versions that change nothing any more, each with the reason."""
-    text = resources.files("autoclave.doctor").joinpath("former_values.yaml").read_text("utf-8")
-    former: Mapping[str, str] = YAML(typ="safe", pure=True).load(text)
-    return former
-
-
-def value_of(values: Values, name: str) -> Any:  # noqa: ANN401 - of any type
-    """The value of a name such as ``policy.fence``; None if it is not given."""
-    found: Any = values
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
 def _unread(named: str | None, values: Values) -> tuple[str, ...]:
     """The names of values that choose a policy from elsewhere, or a policy that does not exist."""
     if named is not None:
@@ -159,7 +122,7 @@ def _unread(named: str | None, values: Values) -> tuple[str, ...]:
     return (*elsewhere, "policy.shipped") if unknown else elsewhere
 
 
-def _next(named: str | None, values: Values, file: str, unread: tuple[str, ...]) -> ReadPolicy | None:
+def _policy_to_come(named: str | None, values: Values, file: str, unread: tuple[str, ...]) -> PolicyAsRead | None:
     """The policy that was named, else that of the values; None if the node keeps the last one."""
     inline, shipped = value_of(values, "policy.inline"), value_of(values, "policy.shipped")
     if named is not None:
@@ -172,11 +135,11 @@ def _next(named: str | None, values: Values, file: str, unread: tuple[str, ...])
     return _shipped(shipped) if shipped is not None else None
 
 
-def _from_bytes(text: bytes, source: str) -> ReadPolicy:
+def _from_bytes(text: bytes, source: str) -> PolicyAsRead:
     try:
-        return ReadPolicy(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
+        return PolicyAsRead(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
     except DocumentError as error:
-        return ReadPolicy(source, None, error.faults, _also_outdated(text, source, error.faults))
+        return PolicyAsRead(source, None, error.faults, _also_outdated(text, source, error.faults))
 
 
 def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.PolicyWarning, ...]:
@@ -184,12 +147,12 @@ def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) 
     places = {(fault.line, fault.column) for fault in faults}
     try:
         return tuple(field for field in load.outdated(text, source) if (field.line, field.column) not in places)
-    except DocumentError:  # it is no text
+    except DocumentError:  # it is not text
         return ()
 
 
-def _shipped(name: str) -> ReadPolicy:
-    return ReadPolicy(name, load.load(name))
+def _shipped(name: str) -> PolicyAsRead:
+    return PolicyAsRead(name, load.load(name))
 
 
 def _last(ledger: LedgerFile) -> LastPolicy:
@@ -199,11 +162,12 @@ def _last(ledger: LedgerFile) -> LastPolicy:
     if kept.exists():
         text = load.read(str(kept))
         first, _, rest = text.partition(b"\n")
-        kept_of = first[2:].decode(errors="replace") if first.startswith(b"# ") else ""
-        found = _from_bytes(rest, kept_of) if kept_of else _from_bytes(text, str(kept))  # with the lines of that file
+        copied_from = first[2:].decode(errors="replace") if first.startswith(b"# ") else ""
+        # without the first line, so that faults name the lines of that file
+        found = _from_bytes(rest, copied_from) if copied_from else _from_bytes(text, str(kept))
     else:
-        found, kept_of = _shipped(name) if name in load.shipped() else ReadPolicy(name, None), ""
-    return LastPolicy(found.source, found.policies, found.faults, found.outdated, kept_of, kept_of)
+        found, copied_from = _shipped(name) if name in load.shipped() else PolicyAsRead(name, None), ""
+    return LastPolicy(found.source, found.policies, found.faults, found.outdated, copied_from, copied_from)
 
 
 def _with_fence(last: LastPolicy, ledger: LedgerFile) -> LastPolicy:
@@ -227,7 +191,7 @@ def _last_in_force(ledger: LedgerFile) -> tuple[str, str]:
     return ("" if newest is None else newest.policy.partition("/")[0]), ""
 
 
-P = TypeVar("P", bound=ReadPolicy)
+P = TypeVar("P", bound=PolicyAsRead)
 
 
 def _fenced(policy: P, mode: object) -> P:

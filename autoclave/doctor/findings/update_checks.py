@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from autoclave.doctor.facts import update_facts
-from autoclave.doctor.facts.update_facts import ReadPolicy, Update
+from autoclave.doctor.facts import chart_values
+from autoclave.doctor.facts.update_facts import PolicyAsRead, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
 from autoclave.doctor.findings import node_checks
 from ground.quantities import quantity
@@ -108,7 +108,7 @@ def _disk(update: Update) -> Iterator[Finding]:
 
 def _list(update: Update, name: str) -> list[object]:
     """This value of the chart as a list; empty if it is not a list."""
-    found = update_facts.value_of(update.values, name)
+    found = chart_values.value_of(update.values, name)
     return found if isinstance(found, list) else []
 
 
@@ -188,19 +188,19 @@ def _policy(update: Update) -> Iterator[Finding]:
 def _started(update: Update) -> str:
     """What a service of this version does at its start with a policy that it refuses."""
     policy, last = update.policy, update.last
-    if not last.kept_of or policy is last:
+    if not last.copied_from or policy is last:
         return "its service does not start, and has kept no other policy"
     if last.policies is None:
         return f"its service does not start, because it also refuses the last policy, {last.source}"
+    keeps = f"its service keeps the last policy, {last.policies.name}"
     if not policy.place:
-        keeps = f"its service keeps the last policy, {last.policies.name}, if its policy file is still {last.kept_of}"
-        return f"{keeps}; it does not start with another file"
-    if policy.place == last.kept_of:
-        return f"its service keeps the last policy, {last.policies.name}"
-    return f"its service does not start, because its last policy is of another file, {last.kept_of}"
+        return f"{keeps}, if its policy file is still {last.copied_from}; it does not start with another file"
+    if policy.place == last.copied_from:
+        return keeps
+    return f"its service does not start, because its last policy is of another file, {last.copied_from}"
 
 
-def _called(policy: ReadPolicy, policies: PolicySet) -> str:
+def _called(policy: PolicyAsRead, policies: PolicySet) -> str:
     return policies.name if policy.source == policies.name else f"{policies.name} ({policy.source})"
 
 
@@ -256,7 +256,7 @@ def _change(update: Update, name: str, before: FenceMode | None, after: FenceMod
         return warning(f"{text}{AFTER[after]}: the policy {name} {FROM_NOW_ON[after]}", _as_before(before))
     text = f"the policy {name} {FROM_NOW_ON[after]}: {WHERE}, {AFTER[after]}. "
     text += f"Before{f',{under}' * bool(under)}, {BEFORE[before]}"
-    chosen = update_facts.value_of(update.values, "policy.fence")
+    chosen = chart_values.value_of(update.values, "policy.fence")
     if chosen and not update.last.with_fence and update.ledger.version >= REFUSES_SINCE:
         text += f", unless policy.fence={chosen} was in force already"
     return warning(text, _as_before(before) if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
@@ -327,15 +327,15 @@ def _resolved(policies: PolicySet, device: DeviceInfo) -> Policy:
 def _values(update: Update) -> Iterator[Finding]:
     """The chart and its programs take the values."""
     values, findings = update.values, list[Finding]()
-    for name, why in update_facts.former_values().items():
-        if update_facts.value_of(values, name) is not None:
+    for name, why in chart_values.former_values().items():
+        if chart_values.value_of(values, name) is not None:
             findings.append(warning(f"the value {name} changes nothing any more: {why}", "take it out of the file"))
     if values.get("nameOverride"):
         text = "the chart refuses the value nameOverride: without it, it would create each object beside the old one"
         remedy = "set fullnameOverride to the name that `helm upgrade --dry-run` prints, and take nameOverride out"
         findings.append(broken(text, remedy))
     for name, words in CHOICES.items():
-        chosen = update_facts.value_of(values, name)
+        chosen = chart_values.value_of(values, name)
         if chosen is not None and chosen not in words:
             near = difflib.get_close_matches(str(chosen), words, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
