@@ -95,7 +95,7 @@ def _figures(about: str, calls: list[dict[str, Any]], starts: list[float]) -> It
 
 
 def _wait(call: dict[str, Any]) -> float:
-    """The seconds from the beginning of a Prepare until the last of its devices was clean; 0 if they were clean then."""
+    """The seconds from the start of a Prepare until the last of its devices was clean; 0 if they were clean then."""
     clean: dict[str, float] = {}
     granted: list[float] = []
     with closing(database.connect(paths.ledger(STATE / "autoclave"), "mode=ro")) as connection:

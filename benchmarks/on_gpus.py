@@ -204,8 +204,8 @@ TABLES = {
 TEXT = """# On GPUs
 
 Measured on {taken} by [the trial](../../benchmarks/trial/README.md), on one GPU at a time: {cards}. Both were passed
-through to a virtual machine with Linux {kernel}, 16 processors, control groups of the second version and the driver
-{driver} (open modules), persistence mode on. Each cell is the median, and in brackets the lowest and the highest
+through to a virtual machine with Linux {kernel}, 16 processors, version 2 of control groups and the driver
+{driver} (open modules), with persistence mode on. Each cell is the median, and in brackets the lowest and the highest
 sample, and how many there are. `make docs` writes this page from the records of the trials: {records}. {trees}
 `python -m benchmarks.show benchmarks/records/FILE` prints all figures of a record, with what was predicted of each.
 
@@ -365,7 +365,7 @@ def provenance(records: Records, part: str) -> str:
 
 
 def _held(found: dict[str, Records]) -> str:
-    """What the trial looked at on each card, and what not."""
+    """Which parts of the trial passed on each card, which failed, and which were not done."""
     lines = []
     for name, records in found.items():
         parts = records.parts()

@@ -27,7 +27,10 @@ def run(command: Sequence[str]) -> None:
 
 
 def asked(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """What a command of the launcher answers. Ctrl-C does not end it: it clears away. ``text``: for its stdin."""
+    """What a command of the launcher answers. ``text``: for its stdin.
+
+    Ctrl-C does not end it, because it may be the command that cleans up.
+    """
     try:
         return subprocess.run(
             command,

@@ -83,7 +83,7 @@ def end(group: Path) -> None:
 
 
 def remove_pod(top: Path, pod: str) -> None:
-    """Remove the groups of a pod, as far as none of its processes is left."""
+    """Remove those groups of a pod that have no process left."""
     clear(top / "kubepods" / f"pod{pod}")
 
 

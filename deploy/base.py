@@ -45,7 +45,7 @@ class NoBaseError(Exception):
 
 
 def mine() -> str:
-    """Debian's name of this machine's architecture."""
+    """Debian's name for this machine's architecture."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 
 
@@ -55,7 +55,7 @@ def entries(text: str) -> list[list[str]]:
 
 
 def locked(text: str, architecture: str, *, to_build: bool) -> Lock:
-    """What a lock says for an architecture."""
+    """The releases that a lock names for an architecture."""
     where = {architecture, *(["build"] * to_build)}
     return {name: version for name, version, *only in entries(text) if where >= set(only)}
 

@@ -57,7 +57,7 @@ Key = tuple[str, str, str]
 
 
 def yaml() -> YAML:
-    """As all of it is written."""
+    """The style in which all generated YAML is written."""
     made = YAML()
     made.width = 4096
     made.indent(mapping=2, sequence=4, offset=2)

@@ -39,7 +39,7 @@ USERS = {
     "--fence": "security: everybody is refused; SRE: nobody is, without a policy of your own",
     "--exempt-unit": "SRE: a monitor on the host, and the policy is a shipped one",
     "--host-root": "platform: the service is in a container",
-    "--sight": "platform: a trial on a node that is a container itself, such as of kind",
+    "--sight": "platform: a trial on a node that is a container itself, such as a node of kind",
     "--cgroup-root": "SRE: a trial of the fence that touches no other program of the machine",
     "--evidence-rows": "auditor: more; SRE: a small disk",
     "--evidence-age": "auditor: more; data protection: less",

@@ -69,7 +69,7 @@ def parse(kind: type[Answer], line: bytes, media: Collection[str] = ()) -> Answe
     except ValueError as error:
         said, why = (plain(text[:_SHOWN]) for text in (line.decode(errors="replace"), str(error)))
         raise NoAnswer(
-            f"a container answered '{said}', which is no answer of autoclave {__version__}: {why}"
+            f"a container answered '{said}', which is not an answer of autoclave {__version__}: {why}"
         ) from error
     return answer
 

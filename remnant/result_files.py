@@ -43,8 +43,8 @@ COLOURS = {
     Verdict.REMNANT: "#c62828",
 }
 _METHOD = (
-    "A first container fills these media with words derived from a secret key. Then it ends, or a process of it is left behind."
-    " The next container looks for the words before it writes anything."
+    "A first container fills these media with words derived from a secret key. Then it ends, or a process of it is left"
+    " behind. The next container looks for the words before it writes anything."
     " A result says something about this GPU and this driver only."
 )
 _LEGEND = (

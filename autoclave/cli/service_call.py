@@ -35,7 +35,7 @@ TRIED_EVERY = 0.05  # seconds
 def ask(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:
     """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``)."""
     socket = paths.admin_socket(run_dir)
-    ctx = click.get_current_context(silent=True)  # None for a caller that is no verb: it does not wait
+    ctx = click.get_current_context(silent=True)  # None for a caller that is not a verb: it does not wait
     within: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
     began, warned = time.monotonic(), False
     while isinstance(unix_sockets.connect_error(socket), STARTING):

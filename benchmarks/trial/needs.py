@@ -1,4 +1,4 @@
-"""What the trial needs beside the checkout, and whether it is here. Uses nothing but Python itself."""
+"""What the trial needs besides the checkout, and whether it is here. Uses nothing but Python itself."""
 
 from __future__ import annotations
 

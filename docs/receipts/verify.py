@@ -59,7 +59,7 @@ def read_key(text: str) -> bytes:
     text = text.strip()
     if found := re.fullmatch(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", text):
         pem = decode("".join(found[1].split()), 44)
-        demand(pem.startswith(bytes.fromhex("302a300506032b6570032100")), "key", "it is no Ed25519 public key")
+        demand(pem.startswith(bytes.fromhex("302a300506032b6570032100")), "key", "it is not an Ed25519 public key")
         return pem[12:]
     if not (found := re.fullmatch(r"([^+]*)\+([0-9a-f]{8})\+(.*)", text)):
         return decode(text, 32)

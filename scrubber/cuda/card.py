@@ -132,4 +132,4 @@ class Card(Protocol):
         """
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
-        """Run the program until each multiprocessor has run it, with a limit; returns the multiprocessors that ran it."""
+        """Run the program until each multiprocessor has run it, with a limit; returns those that ran it."""

@@ -46,7 +46,7 @@ class Account:
 
     @property
     def context(self) -> int:
-        """The bytes that have gone since NVML was asked, with our context made and nothing else taken."""
+        """The bytes that our context has taken: the free memory before it was made, less what was free after."""
         return self.before.free - self.opened.free
 
     @property

@@ -1,7 +1,7 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-An attempt that was refused is no use, nor is one that is ignored. All others count. So does whoever could open a device
-uncounted, may no longer, and still runs: it may have the device open.
+An attempt that was refused or is ignored is not a use. All others count. A process that could open a device uncounted,
+and that is still running when the device is closed to it, counts too: it may have the device open.
 
 Two locks. While the attempts are read and their processes are looked up, only a reader of the use counter waits, and
 not for long. The rules and the counts have a lock of their own, under which nothing is looked up for an attempt. Who
@@ -534,7 +534,7 @@ class Guard:
             self._reading.release()
 
     def _look_up(self, uuid: str, attempt: Attempt) -> bool:
-        """Find and remember who made the attempt, unless it was the service. Returns whether the attempt is no use."""
+        """Find and remember who made the attempt, unless it was the service. Whether the attempt is not a use."""
         judged = self._ignored.judge(uuid, attempt)
         if judged is None:
             return True

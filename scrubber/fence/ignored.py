@@ -173,7 +173,7 @@ class IgnoredAttempts:
 
 
 def _named(place: GroupPlace | None, holder: Holder | None) -> str:
-    """Printable: users who may make control groups choose their names, and may choose bytes that are no text."""
+    """Printable: users who may make control groups choose their names, and may choose bytes that are not text."""
     if container := (holder and holder.container) or (place and place.container):
         return _printable(container)
     if place is not None and place.name:

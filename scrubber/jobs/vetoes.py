@@ -70,7 +70,7 @@ class Vetoes:
                 return veto
 
     async def _observe(self, step: Step) -> Facts:
-        """Look who has the device. The first look that finds no holder is what the later ones rest on."""
+        """Look who has the device. After a look that found no holder, the next one may rest on it."""
         record, observer = self.context.ledger.records[self.device], self.context.observer
         if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
             facts = await observer.before_reset(record, self.siblings())

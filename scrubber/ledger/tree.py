@@ -1,7 +1,7 @@
 """The Merkle tree of a ledger's rows, as nodes in its SQLite file: appended, and checked against rows and notes.
 
 Row 1 is leaf 0. The entry of a row is its hash, and for a row with a signed receipt also the hash of that document. So
-a person who has the document can show that the ledger has it, and needs to know nothing else of the row.
+a person who has the document can show that the ledger has it, and needs to know nothing else about the row.
 
 The tree only grows: a compaction leaves it as it is. It alone cannot show that its last rows are missing: a
 :class:`Head` in another file shows it.

@@ -205,7 +205,7 @@ def _holds_pods(unit: str) -> bool:
 
 
 def _name(path: str) -> str:
-    """The path down to a unit that is no slice; below it, users and containers make groups with any name."""
+    """The path down to a unit that is not a slice; below it, users and containers make groups with any name."""
     parts = path.split("/")
     unit = next(
         (at for at, part in enumerate(parts) if part.endswith(_UNITS) and not part.endswith(_SLICE)), len(parts)

@@ -36,7 +36,7 @@ def move_below(group: Path, name: str) -> Path:
     """
     own = group / name
     if not (group / "cgroup.procs").exists():
-        raise FileNotFoundError(errno.ENOENT, f"{group} is no control group of version 2")
+        raise FileNotFoundError(errno.ENOENT, f"{group} is not a control group of version 2")
     try:
         own.mkdir(exist_ok=True)
         (own / "cgroup.procs").write_text(str(os.getpid()))

@@ -32,7 +32,7 @@ def envelope(payload: bytes, *signers: Signer, payload_type: str = PAYLOAD_TYPE)
 
 
 def parsed(text: str) -> Envelope:
-    """A document without verification, such as one of our own ledger; ReceiptError if it is no such document."""
+    """A document without verification, such as one of our own ledger; ReceiptError if it is not such a document."""
     try:
         document = json.loads(text)
         signatures = tuple(

@@ -46,7 +46,7 @@ def successor(note: Mapping[str, str], trusted: bytes) -> bytes:
     try:
         following, text = bytes.fromhex(note["public_key"]), note["endorsement"]
     except (KeyError, ValueError) as error:
-        raise ReceiptError(f"the note is no rotation of a key: {error!r}") from error
+        raise ReceiptError(f"the note is not a rotation of a key: {error!r}") from error
     if endorsed(text, [trusted, following], at_least=2) != following:
         raise ReceiptError("the note names another key than its endorsement")
     return following

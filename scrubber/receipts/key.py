@@ -150,7 +150,7 @@ def public_key_of(text: str) -> bytes:
         key = b""
     if len(key) != BYTES:
         raise ReceiptError(
-            "it is no Ed25519 public key: give a PEM, 32 bytes in base64, or a verifier key of signed notes"
+            "it is not an Ed25519 public key: give a PEM, 32 bytes in base64, or a verifier key of signed notes"
         )
     return key
 

@@ -78,7 +78,7 @@ def prove(included: Inclusion, row_hash: str, checkpoint: str) -> LogProof:
 def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
     """The checkpoint in a note that one of these keys signed; ReceiptError otherwise.
 
-    Signatures of other keys do not count. A line that is no signature is an error, and a wrong one by a key as well.
+    Signatures of other keys do not count. A line that is not a signature is an error, and a wrong one by a key as well.
     """
     body, separated, signatures = note.rstrip("\n").rpartition("\n\n")  # `jq -r` adds an end of line
     body += "\n"
@@ -89,7 +89,7 @@ def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
     signed: dict[bytes, bytes] = {}  # of each key the first signature
     for line in signatures.split("\n"):
         if (parts := _SIGNATURE.fullmatch(line)) is None:
-            raise ReceiptError("this is not a checkpoint: a line below its text is no signature")
+            raise ReceiptError("this is not a checkpoint: a line below its text is not a signature")
         if parts[1] == checkpoint.origin:
             signature = _decoded(parts[2], "a signature of a checkpoint")
             signed.setdefault(signature[:4], signature[4:])

@@ -1,7 +1,7 @@
 """The service's side of the zygote: asks it to fork workers, and starts another one when it is lost.
 
 A worker that cannot be started is an error within a time limit. The children of a lost zygote end with the zygote, and
-what they did counts for nothing.
+the service does not use their results.
 """
 
 from __future__ import annotations

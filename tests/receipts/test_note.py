@@ -47,7 +47,7 @@ def test_signatures_of_others_are_ignored():
     assert note.opened(witnessed, [OURS.public_key]) == CHECKPOINT
     assert note.opened(f"{SIGNED}\n", [OURS.public_key]) == CHECKPOINT, "as jq -r prints it"
     for line in ("\u2014 nothing", "anything"):
-        with pytest.raises(ReceiptError, match="a line below its text is no signature"):
+        with pytest.raises(ReceiptError, match="a line below its text is not a signature"):
             note.opened(f"{witnessed}{line}\n", [OURS.public_key])
 
 

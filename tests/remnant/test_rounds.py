@@ -264,12 +264,15 @@ ABOUT = {
 ODD = {
     "a line without end": ("while True: sys.stdout.write('x' * 4096)", "said more than 65536 bytes, and no answer"),
     "a drip": ("while True: sys.stdout.write('.'), sys.stdout.flush(), time.sleep(0.01)", "gave no answer within 1 s"),
-    "many lines": ("while True: print('x')", "answered 'x', which is no answer of autoclave"),
+    "many lines": ("while True: print('x')", "answered 'x', which is not an answer of autoclave"),
     "complaints without end": ("while True: sys.stderr.write('x' * 4096)", "gave no answer within 1 s"),
     "a banner": ("print('== CUDA ==')", "answered '== CUDA ==', which is no answer"),
     "deep JSON": ("print('[' * 50000)", "which is no answer .* nested too deeply"),
     "another release": ("print(json.dumps({'gpu': None, 'ready': 1}))", "no answer .* exactly the fields gpu"),
-    "a large number": (f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))", "it contains a number that is not a valid size"),
+    "a large number": (
+        f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))",
+        "it contains a number that is not a valid size",
+    ),
     "no UUID": (f"print(json.dumps({{'gpu': {ABOUT | {'uuid': 'GPU-' + chr(27) + '[2J'}}}}))", "its GPU has no UUID"),
     "no name": (f"print(json.dumps({{'gpu': {ABOUT | {'driver': chr(10)}}}}))", "its GPU has no printable name"),
     "bytes": ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n')", "which is no answer"),

@@ -215,12 +215,12 @@ def _check(on: Place, nodes: str, dry_run: bool, chosen: AccessOptions) -> None:
         if name not in TAKES[on]:
             raise click.UsageError(f"{flag} has no effect with --on {on.value}")
         if not (_PLAIN_VALUE.fullmatch(str(value)) or (name == "gpu" and _NODES.fullmatch(str(value)))):
-            raise click.UsageError(f"{flag} is no name: {value!r}")
+            raise click.UsageError(f"{flag} is not a valid name: {value!r}")
     for name in NEEDS[on]:
         if name not in given:
             raise click.UsageError(f"--on {on.value} needs --{name}")
     if not _NODES.fullmatch(nodes):
-        raise click.UsageError(f"--nodes is no pattern of device nodes, such as /dev/nvidia[0-9]*: {nodes!r}")
+        raise click.UsageError(f"--nodes is not a pattern of device nodes, such as /dev/nvidia[0-9]*: {nodes!r}")
     if chosen["resource"] and chosen["device_class"]:
         raise click.UsageError("--resource has no effect with --device-class: a pod has one of them")
     if dry_run and on is not Place.KUBERNETES:

@@ -78,8 +78,8 @@ def remnant() -> None:
 
     It needs no service of Autoclave, and tests a GPU of a node with or without one.
 
-    A first container fills the GPU with words derived from a secret key, and ends. The next one looks for these words before it
-    writes anything. The words tell what a container has left from what was there anyway.
+    A first container fills the GPU with words derived from a secret key, and ends. The next one looks for these words
+    before it writes anything. The words tell what a container has left from what was there anyway.
     """
 
 

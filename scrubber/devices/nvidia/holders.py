@@ -70,7 +70,7 @@ class Usage:
 
 
 def lists(nvml: Session) -> tuple[Callable[..., Any], ...]:
-    """The questions for the lists of processes, in the version that pynvml reads as this driver means it."""
+    """The calls that list processes, in a version whose answers pynvml parses correctly with this driver."""
     return _LISTS_BEFORE if _WIDE_SINCE <= nvml.driver_version() < _NARROW_SINCE else LISTS
 
 

@@ -110,7 +110,7 @@ class Neighbours:
         self._domains: dict[str, str] = {}
 
     def observe(self, nvml: Session, handle: Handle, board: Board, *, sliced: bool) -> DeviceError | None:
-        """Read the links of a GPU; returns why they could not be read. Then the last ones stay.
+        """Read the links of a GPU. If that fails, keep the last reading, and return the error.
 
         A sliced GPU does not use its links, but a reset may follow them.
         """

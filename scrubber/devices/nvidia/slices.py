@@ -181,7 +181,7 @@ def layout(session: Session, gpu: str) -> Layout:
 
 
 def uuids(instances: Layout) -> frozenset[str]:
-    """The slices in a layout."""
+    """The UUIDs of the slices in a layout."""
     return frozenset(part.uuid for one in instances for part in one.parts)
 
 

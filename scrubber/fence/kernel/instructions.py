@@ -32,7 +32,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place that jumps lead to. It is no instruction."""
+    """A place that jumps lead to. It is not an instruction."""
 
     name: str
 
