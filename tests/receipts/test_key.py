@@ -139,5 +139,5 @@ def test_a_public_key_is_read_in_three_forms():
     ],
 )  # fmt: skip
 def test_what_is_no_public_key_is_refused(text):
-    with pytest.raises(ReceiptError, match="no Ed25519 public key"):
+    with pytest.raises(ReceiptError, match="not an Ed25519 public key"):
         key.public_key_of(text)

@@ -266,16 +266,16 @@ ODD = {
     "a drip": ("while True: sys.stdout.write('.'), sys.stdout.flush(), time.sleep(0.01)", "gave no answer within 1 s"),
     "many lines": ("while True: print('x')", "answered 'x', which is not an answer of autoclave"),
     "complaints without end": ("while True: sys.stderr.write('x' * 4096)", "gave no answer within 1 s"),
-    "a banner": ("print('== CUDA ==')", "answered '== CUDA ==', which is no answer"),
-    "deep JSON": ("print('[' * 50000)", "which is no answer .* nested too deeply"),
-    "another release": ("print(json.dumps({'gpu': None, 'ready': 1}))", "no answer .* exactly the fields gpu"),
+    "a banner": ("print('== CUDA ==')", "answered '== CUDA ==', which is not an answer"),
+    "deep JSON": ("print('[' * 50000)", "which is not an answer .* nested too deeply"),
+    "another release": ("print(json.dumps({'gpu': None, 'ready': 1}))", "not an answer .* exactly the fields gpu"),
     "a large number": (
         f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))",
         "it contains a number that is not a valid size",
     ),
     "no UUID": (f"print(json.dumps({{'gpu': {ABOUT | {'uuid': 'GPU-' + chr(27) + '[2J'}}}}))", "its GPU has no UUID"),
     "no name": (f"print(json.dumps({{'gpu': {ABOUT | {'driver': chr(10)}}}}))", "its GPU has no printable name"),
-    "bytes": ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n')", "which is no answer"),
+    "bytes": ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n')", "which is not an answer"),
 }
 
 
@@ -293,7 +293,7 @@ def test_a_foreign_container_ends_the_run_in_a_sentence(odd, why) -> None:
 def test_sizes_and_media_are_those_that_were_asked_for(planted) -> None:
     filled = {"available": 1, "planted": planted}
     program = f"print('{{\"gpu\": null}}', flush=True)\nprint({json.dumps(filled)!r}, flush=True)\ninput()\ninput()"
-    with pytest.raises(container_commands.ContainerFailed, match=r"no answer .*other media|no size"):
+    with pytest.raises(container_commands.ContainerFailed, match=r"not an answer .*other media|not a valid size"):
         rounds.run_round(Subject(Launcher(lambda _: [sys.executable, "-c", program])), Ending.EXIT, [Medium.MEMORY])
 
 
@@ -465,7 +465,7 @@ def test_a_foreign_container_loses_no_round(bench, commands) -> None:
     (commands / "banner").write_text("2")
     run = elsewhere(bench, commands, "--on", "slurm", "--medium", "memory", "--ending", "exit")
     assert (run.returncode, run.stderr.count("\n")) == (2, 3), run.stderr
-    assert "a container answered '== CUDA ==', which is no answer" in run.stderr.splitlines()[-1]
+    assert "a container answered '== CUDA ==', which is not an answer" in run.stderr.splitlines()[-1]
     result = json.loads((bench.to / "result.json").read_text())
     assert (len(result["rounds"]), result["ended_early"]) == (1, "a container failed")
 

@@ -35,7 +35,7 @@ MakePool = Callable[..., WorkerPool]
 def living(life: str, before: str = "") -> tuple[str, ...]:
     """A zygote for such children; ``before`` runs in it before it serves."""
     prelude = "import ctypes, os, signal, socket, sys, threading, time\nfrom scrubber.workers import zygote"
-    code = f"{prelude}\nzygote.worker.main = lambda: exec({life!r}, globals())\n{before}\nzygote.main()"
+    code = f"{prelude}\nzygote.child_program.main = lambda: exec({life!r}, globals())\n{before}\nzygote.main()"
     return (sys.executable, "-P", "-c", code)
 
 
