@@ -181,11 +181,11 @@ def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -
 def test_a_foreign_process_on_a_clean_gpu_logs_one_warning(service: Service) -> None:
     device = service.settled(0, "clean").device
     with foreign_process(service.simulated_dir, device) as shell:
-        warning = service.hear("unauthorised use")
+        warning = service.hear("used without a grant")
         assert (warning["level"], warning["device"]) == ("warning", device)
-        assert f"(pid {shell.pid}, no container): unauthorised use" in warning["event"]
+        assert f"(pid {shell.pid}, no container)" in warning["event"]
         assert "it is used by" in scrub(service).why
         assert shell.lives()
     service.settled(0, "clean")
     service.stop()
-    assert sum("unauthorised use" in line for line in service.log_lines) == 1
+    assert sum("used without a grant" in line for line in service.log_lines) == 1

@@ -149,7 +149,7 @@ AFTER_XID = {  # the remedy of an XID, where the catalogue asks for more than a 
     RequiredAction.CONTACT_SUPPORT: Remedy(Course.PERSON, ("open a case with the vendor", _THEN)),
     RequiredAction.CHECK_MECHANICALS: Remedy(Course.RESET, ("check the seating, power leads and cables",), _BACK),
     RequiredAction.RESTART_VM_OR_NODE: Remedy(
-        Course.RESET, (_REBOOT,), f"{_BACK}, with a reset, also after the reboot"
+        Course.RESET, (f"wait: {_BACK}, with a reset", f"if the test fails, {_REBOOT}"), f"{_BACK} after the reboot"
     ),
     RequiredAction.UPDATE_SOFTWARE: Remedy(Course.RESET, ("update the driver and the firmware",), _BACK),
 }

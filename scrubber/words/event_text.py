@@ -62,6 +62,8 @@ def tell(event: ev.Event) -> str:
             return f"its claim is reserved for {quantity(len(pods), 'pod')}{_listed(pods)}"
         case ev.Deferred():
             return "given to a pod whose containers wait until it is proven clean"
+        case ev.PutInUse(Owner(crowded=True, unannounced=True) as owner):  # perhaps nobody was given it
+            return f"in use by {_user(owner)}, which is unannounced, and also by another pod's container"
         case ev.PutInUse(Owner(crowded=True) as owner):
             return f"in use by {_user(owner)}, and also by another pod's container: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True) as owner):
@@ -71,7 +73,7 @@ def tell(event: ev.Event) -> str:
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders, times):
-            user = f" by {holder_names(holders)}: unauthorised use" if holders else ""
+            user = f" by {holder_names(holders)}" if holders else ""
             again = _again(times, "no longer clean", "since its last tenancy, or since it was found")
             return f"no longer clean: {why}{user}{again}"
         case ev.OpenAttempted():
@@ -159,7 +161,7 @@ def _attempts(event: ev.OpenAttempted) -> str:
     asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
         return f"refused: {who} {asked} {meanwhile}, and each of these was refused, {_when(opener)}"
-    unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
+    unauthorised = ": unauthorised use" if event.held and opener.is_contained else ""  # as its alert says it
     how = " which the policy exempted" if opener.exempt else f" {meanwhile}{unauthorised}"
     in_part = 0 < opener.refused < opener.times
     several = opener.command != "1" if opener.place in OTHERS else opener.place in NOWHERE and in_part

@@ -200,4 +200,4 @@ def test_nvidias_dra_driver_ends_no_scrub_and_no_proof(node, images, run):
         proof = node.settled(0, "clean").receipt
         asyncio.run(acquire())
     assert node.settled(0, "granted").receipt == proof
-    assert [text for text in node.texts(0) if "used by" in text or "unauthorised" in text] == []
+    assert [text for text in node.texts(0) if "used by" in text or "without a grant" in text] == []

@@ -56,6 +56,15 @@ def test_a_named_policy_is_asked_rule_by_rule(offline, mine):
     assert said(offline(94, "--policy", mine))["under rule defaults"] == "count"
 
 
+def test_after_a_quarantine_a_person_waits_for_the_test(offline, tmp_path):
+    restart = "drain and restart the node, or the virtual machine that has the GPU"
+    tested = "in quarantine, wait for Autoclave's test of the GPU, with a reset; if it fails, "
+    assert said(offline(79))["to do"] == tested + restart
+    counts = tmp_path / "counts.yaml"
+    counts.write_text("name: counts\ndefaults: {quarantine: {xids: {codes: {79: count}}}}\n")
+    assert said(offline(79, "--policy", counts))["to do"] == restart
+
+
 def test_a_document_holds_everything(offline, mine):
     document = json.loads(offline(63, "--policy", mine, "-o", "json").stdout)
     assert document == {

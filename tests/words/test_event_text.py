@@ -107,6 +107,8 @@ LIFE = [
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
      "in use by pod-a, and also by another pod's container: unauthorised use"),
+    (ev.PutInUse(Owner("pod-a", NOW, unannounced=True, crowded=True)),
+     "in use by pod-a, which is unannounced, and also by another pod's container"),
     (ev.PutInUse(Owner(None, NOW, unannounced=True)), "in use by a process without a known container"),
     (ev.AilmentFound(lives.LOST),
      "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),
@@ -169,6 +171,9 @@ LIFE = [
      ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
       "it asked the kernel at least 3 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
+    (ev.OpenAttempted(lives.OPENER, 7, held=False),
+     ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while nobody had it; it asked the kernel at least 3 '
+      "times, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
      ("opened by /system.slice/x.service while nobody had it; it asked the kernel at least 3 times, and was refused "
       "2 times"
@@ -209,9 +214,9 @@ LIFE = [
      "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
-      "container): unauthorised use")),
+      "container)")),
     (ev.Soiled("it was used without a grant", (lives.OF_B,), times=1200),
-     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b): unauthorised use (no longer '
+     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b) (no longer '
       "clean 1200 times since its last tenancy, or since it was found)")),
     (ev.Soiled("it is not known whether it was used: it was taken away", times=2),
      ("no longer clean: it is not known whether it was used: it was taken away (no longer clean 2 times since its last "

@@ -178,6 +178,15 @@ def test_every_ailment_has_its_advice(kind):
     assert served.startswith("the GPU stays in service")
 
 
+def test_after_a_lost_bus_a_person_first_waits_for_the_test():
+    ailment = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
+    assert device_status.advice(live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))) == (
+        "wait: Autoclave tests the GPU again automatically, with a reset",
+        "if the test fails, drain and reboot the node",
+        "Autoclave tests the GPU again automatically after the reboot",
+    )
+
+
 def test_no_advice_ends_the_owner_for_another_process():
     grant = replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7")
     advice = device_status.advice(live(lives.CLEAN, ev.Granted(grant)), holders=[TRAIN, HOST], others=[HOST])

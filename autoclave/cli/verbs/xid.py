@@ -20,6 +20,7 @@ from policies.xids import Preset, Treatment, Xids
 
 PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
 DEFAULT = "default"
+_TESTED = (xids.RequiredAction.RESET_GPU, xids.RequiredAction.RESTART_VM_OR_NODE)
 SCOPES = {
     xids.XidScope.APP: "one process",
     xids.XidScope.GPU: "one GPU",
@@ -122,7 +123,17 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
         if done is not Treatment.QUARANTINE and xids.repeats_count(rules, code):
             does += f", and quarantine at {xids.REPEATS} within {units.format_duration(xids.REPEATS_WITHIN)}"
         yield f"under rule {rule}", does
-    yield "to do", xids.remedy(code)
+    yield "to do", _to_do(code, chosen)
+
+
+def _to_do(code: int, chosen: XidPolicy) -> str:
+    """What a person should do. After a code that quarantines, Autoclave resets and tests the GPU first."""
+    asked = xids.remedy(code)
+    if xids.required_action(code) not in _TESTED:
+        return asked
+    if not any(xids.treatment(rules, code) is Treatment.QUARANTINE for rules in chosen.rules.values()):
+        return asked
+    return f"in quarantine, wait for Autoclave's test of the GPU, with a reset; if it fails, {asked}"
 
 
 def _explain_presets(code: int) -> str:
