@@ -245,6 +245,9 @@ _RUNTIMES = (
     "containerd", "crio", "docker", "k3s", "k3s-agent", "rke2-server", "rke2-agent", "k0scontroller", "k0sworker",
     "snap.microk8s.daemon-containerd",
 )  # fmt: skip
+RUNTIME_UNITS = frozenset(f"{name}.service" for name in (*_RUNTIMES, "kubelet"))
+"""The units that run the containers of a node."""
+
 KNOWN_UNITS = (
     *(f"{name}.service" for name in (*_OF_NVIDIA, *_RUNTIMES)),
     "crio-conmon-*.scope",

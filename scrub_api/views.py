@@ -109,6 +109,7 @@ class HolderView:
     command: str
     container: str  # the UID of its pod, or container:ID; empty: it is in no container
     pod: str = ""  # NAMESPACE/NAME, if it is known
+    foreign: bool = False  # the device was not given to it, as far as that is known
 
     def __str__(self) -> str:
         """As people read it."""
@@ -191,6 +192,7 @@ class DeviceStatus:
     use_counter: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
     fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
     openers: tuple[OpenerView, ...] = ()  # who asked for it and was not given it, the latest last
+    was_shared: bool = False  # a container was on it that it was not given to, since its owner has it
     use_counter_kind: str = (
         ""  # the same as ``use_counter`` for a program: fence, files, none, unknown; empty: not asked yet
     )

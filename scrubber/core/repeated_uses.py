@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
@@ -55,6 +55,7 @@ class UnauthorisedUse:
     places: Mapping[str, str]  # NAMESPACE/POD by ``Opener.place``; empty: it is no pod, or its name is not known
     last: float  # wall time of the last use
     wiped: bool  # a scrub has passed since
+    tenants: tuple[str, ...] = ()  # who had it then, by the best known name: a pod, a job, or the UID of a pod
 
 
 def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedUse | None:
@@ -63,11 +64,20 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
     Without those by openers that the policy exempted. ``uptime``: now.
     """
     passed = -math.inf  # wall time of the last proof
-    wiped, unwiped = list[tuple[float, dict[str, str]]](), list[tuple[float, dict[str, str]]]()
+    wiped, unwiped = list[_Use](), list[_Use]()
+    tenancies = list[_Tenancy]()
     for entry in entries:
         places = dict[str, str]()
-        at, is_late = entry.at.wall, False
+        at, is_late, tenant = entry.at.wall, False, ""
         match entry.event:
+            case ev.Granted(grant) | ev.GrantedUnproven(grant):
+                tenancies.append(_Tenancy(at, grant.owner))
+            case ev.PutInUse(owner):
+                if not tenancies or tenancies[-1].is_over:
+                    tenancies.append(_Tenancy(at, ""))
+                tenancies[-1] = replace(tenancies[-1], pod=owner.called, container=owner.container or "")
+            case ev.Released() | ev.Distrusted() if tenancies:
+                tenancies[-1] = replace(tenancies[-1], is_over=True)
             case ev.ScrubPassed(receipt=receipt):
                 passed = receipt.finished.wall
                 wiped, unwiped = wiped + unwiped, []
@@ -76,17 +86,40 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
             case ev.OpenAttempted(opener, held=held) if opener.was_let_through:
                 places = {opener.place: opener.pod}
                 at, is_late = opener.last, not held and opener.last < passed  # such a row may come after the proof
+                if held:  # the row may also come after the end of the tenancy, and after the next grant
+                    tenant = next((it.tenant for it in reversed(tenancies) if it.began <= at), "")
             case _:
                 pass
         if places and 0 <= uptime - entry.at.uptime <= LATELY:
-            (wiped if is_late else unwiped).append((at, places))
+            (wiped if is_late else unwiped).append(_Use(at, places, tenant))
     uses = unwiped or wiped
     if not uses:
         return None
-    found = {place: pod for _, places in uses for place, pod in places.items()}
+    found = {place: pod for use in uses for place, pod in use.places.items()}
     if len(found) > 1:  # the others tell who it was
         found.pop("", None)
-    return UnauthorisedUse(found, max(at for at, _ in uses), wiped=not unwiped)
+    tenants = dict.fromkeys(use.tenant for use in uses if use.tenant)
+    return UnauthorisedUse(found, max(use.at for use in uses), wiped=not unwiped, tenants=tuple(tenants))
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    at: float  # wall
+    places: Mapping[str, str]
+    tenant: str  # who had the device; empty: nobody, or that is not known
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenancy:
+    began: float  # wall
+    acquired_by: str
+    pod: str = ""
+    container: str = ""
+    is_over: bool = False
+
+    @property
+    def tenant(self) -> str:
+        return self.pod or self.acquired_by or self.container
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ DEAD = frozenset("ZX")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
+# The parent directories: this process may be in a namespace of control groups that begins below the root.
+_OF_SERVICE = re.compile(r"(?:/[.][.])*(?:/(?!user)[^/]+[.]slice)*/([\w:.@\\-]+[.]service)(?:/|$)", re.ASCII)
 _PF_EXITING, _PF_KTHREAD = 0x4, 0x200000
 _STARTED_IN_A_TICK = 2**14  # processes: more cannot start, since each start takes a lock of the whole kernel
 _LONGEST_STAT = 4096  # bytes, several times what the kernel writes
@@ -48,6 +51,22 @@ def cgroup_text(task: str) -> str:
     if not text:
         raise FileNotFoundError(f"{task}/cgroup")
     return text
+
+
+def unit(process: str, started: float) -> str:
+    """The system service of systemd that this very process belongs to, by its directory.
+
+    Empty if it belongs to none, or has ended. The services of a user do not count: only their user can stop them.
+    """
+    try:
+        text = cgroup_text(process)
+        if status(process).started != started:
+            return ""
+    except OSError:
+        return ""
+    lines = (line.split(":", 2) for line in text.splitlines())
+    places = (line[2] for line in lines if line[1:2] in ([""], ["name=systemd"]))
+    return next((match[1] for match in map(_OF_SERVICE.match, places) if match is not None), "")
 
 
 def user(pid: int) -> str:

@@ -64,6 +64,7 @@ class Observer:
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
         self._resetting = resetting
         self._last: dict[str, tuple[Record, Sighting, Facts]] = {}  # by device: what was seen of it last
+        self._found: dict[str, tuple[Holder, ...]] = {}  # by device: whom the last search has found
 
     async def for_round(self, record: Record) -> Facts:
         """Facts for a round of the monitor."""
@@ -197,6 +198,7 @@ class Observer:
             why = "" if lack else str(error)
             return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
         self._observed_since.searched(before, search.holders, search.readings, settled=search.settled)
+        self._found |= {uuid: held for uuid, held in search.holders.items() if held is not None}
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -308,6 +310,25 @@ class Observer:
     def last_uses(self, uuid: str) -> UseReading | None:
         """The last answer of the use counter of the device; None if it was not asked yet."""
         return self._observed_since.last_reading(uuid)
+
+    def known_holders(self, record: Record, facts: Facts) -> tuple[Holder, ...]:
+        """The holders by these facts, for operators.
+
+        For a device that belongs to somebody, also those of the last search that still run: the driver's list, which is
+        enough for a round then, names only programs that use its memory.
+        """
+        holders = facts.holders or ()
+        if record.state not in (State.GRANTED, State.IN_USE):
+            return holders
+        listed = {(it.pid, it.started) for it in holders}
+        before = (it for it in self._found.get(record.device.uuid, ()) if (it.pid, it.started) not in listed)
+        return (*holders, *filter(self._still_runs, before))
+
+    def _still_runs(self, holder: Holder) -> bool:
+        try:
+            return self._processes.lives(holder)
+        except OSError:  # such as too many open files
+            return False
 
     async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
         """A live process of the container that owns the device, for operators.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ground.errors import joined
-from policies.policy_model import OPERATOR_PROGRAMS, FenceMode, Policy, concessions
+from policies.policy_model import OPERATOR_PROGRAMS, RUNTIME_UNITS, FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, device_names, fencing, offering, repeated_uses, scrub_paths
@@ -27,6 +27,7 @@ from scrubber.fence.guard import Guard
 from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
+from scrubber.node.clock import NO_KUBELET
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
@@ -87,7 +88,7 @@ class StatusReporter:
         offered = offering.offer(record, device_policy.policy, now, self._context.offer_facts(record))
         offer = self._with_signs(record, offered)
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
-        holders = tuple(map(_holder_view, self._context.seen.holders.get(uuid, ())))
+        holders = tuple(_holder_view(it) for it in self._context.seen.holders.get(uuid, ()))
         said, guard = self._context.observer.last_uses(uuid), self._context.observer.driver.guard
         return replace(
             status,
@@ -97,6 +98,7 @@ class StatusReporter:
             use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
             openers=_opener_views(guard.openers.of(uuid)) if guard is not None else (),
+            was_shared=self._was_shared(record),
         )
 
     def reported(self) -> ReportedDevices:
@@ -153,21 +155,23 @@ class StatusReporter:
                         as_root = os.geteuid() == 0
                         unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
         pods = (await self._pods()).names if any(it.container for it in holders) else device_status.NO_PODS
-        ends = device_status.ends(holders, pods) if record.state in (State.GRANTED, State.IN_USE) else ()
+        units = _units(holders)
+        ends = device_status.ends(holders, pods, units) if record.state in (State.GRANTED, State.IN_USE) else ()
         before_release = joined(*(unseen or ends))
         signs = vitals.signs if vitals is not None else ()
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
-        others = self._others(record, holders)
+        [device] = await self._with_pods([uuid])
+        others, kubelet = self._others(record, holders, pods), self._context.observer.epoch() != NO_KUBELET
+        foreign = device_status.on_others(record, others, pods, units, self._tenants_of_others(record), kubelet=kubelet)
         advice = stalled or device_status.advice(
-            record, blocked, reset_forbidden=forbidden, holders=holders, others=others, unseen=unseen, pods=pods,
-            signs=signs,
+            record, blocked, reset_forbidden=forbidden, holders=holders, foreign=tuple(foreign), others=others,
+            unseen=unseen, pods=pods, units=units, owning_pod=device.pod, signs=signs,
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
-        [device] = await self._with_pods([uuid])
-        device = replace(device, holders=tuple(_holder_view(holder, pods) for holder in holders))
+        device = replace(device, holders=tuple(_holder_view(it, pods, foreign=it in others) for it in holders))
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
         is_owned, is_out = record.state in (State.GRANTED, State.IN_USE), record.state is State.QUARANTINED
@@ -175,30 +179,63 @@ class StatusReporter:
             advice = (*advice, *keeps_out) if is_out else (*keeps_out, *advice)
         elif not others:  # the advice names those
             use = repeated_uses.unauthorised(entries, self._context.now().uptime)
-            words = await self._after_use(record, use, device.fence, device_policy.policy.fence_mode)
+            words = await self._after_use(
+                record, use, device.fence, device_policy.policy.fence_mode, kubelet=kubelet
+            )  # fmt: skip
             urgent = is_owned and use is not None and not use.wiped  # before a word about the owner
             advice = (*words, *advice) if urgent else (*advice, *words)
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
 
-    def _others(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
-        """The programs that the fence has let through although the device was not given to them."""
+    def _tenants_of_others(self, record: Record) -> dict[str, str]:
+        """The other devices that are in use, as commands name them, by the pod or container that has them."""
+        others = dict[str, list[str]]()
+        for other in self._context.ledger.records.values():
+            owner = other.tenancy.owner
+            if other is not record and other.state is State.IN_USE and owner is not None and not owner.unannounced:
+                others.setdefault(owner.container or "", []).append(device_names.argument(other))
+        return {container: ", ".join(gpus) for container, gpus in others.items() if container}
+
+    def _let_in(self, record: Record, since: float) -> list[LiveOpener]:
+        """Those whom the fence has let through since this wall time, and whom the policy does not exempt."""
         guard, uuid, open_to = self._context.observer.driver.guard, record.device.uuid, fencing.open_to(record)
         if guard is None or open_to is OpenTo.ALL or guard.opens_to_all(uuid):  # each process may be one of the owner
-            return ()
-        grant, since = record.tenancy.grant, -math.inf
-        if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
-            since = grant.at.wall
-        let_in = [
+            return []
+        return [
             it
             for it in guard.openers.of(uuid)
             if it.opener.was_let_through and not it.ignored and it.opened >= since
             if not guard.exempts(uuid, it.opener.pod, it.opener.place)
         ]
+
+    def _others(self, record: Record, holders: Sequence[Holder], pods: Mapping[str, str]) -> tuple[Holder, ...]:
+        """The programs that have the device open although it was not given to them, and are not exempt.
+
+        The fence has let them through. Without a fence: containers on a device that was given to another pod.
+        """
+        owner, open_to, grant, since = record.tenancy.owner, fencing.open_to(record), record.tenancy.grant, -math.inf
+        if self._context.observer.driver.guard is None:
+            if owner is None or not owner.crowded or owner.unannounced:
+                return ()
+            namespaces = self._policy(record).evict.operator_namespaces
+            strangers = [holder for holder in holders if holder.container not in (owner.container, None)]
+            return tuple(it for it in strangers if pods.get(it.container or "", "").partition("/")[0] not in namespaces)
+        if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
+            since = grant.at.wall
+        let_in = self._let_in(record, since)
         names = open_to.names if isinstance(open_to, Container | Pods) else frozenset()
         others = [holder for holder in holders if holder.container not in names]
         return tuple(holder for holder in others if any(it.has(holder) for it in let_in))
+
+    def _was_shared(self, record: Record) -> bool:
+        """Whether a container was on the device that was not given to it, since the present owner has the device."""
+        owner = record.tenancy.owner
+        if record.state is not State.IN_USE or owner is None or owner.container is None:
+            return False
+        if self._context.observer.driver.guard is None:
+            return owner.crowded
+        return any(it.opener.is_contained for it in self._let_in(record, owner.since.wall))
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]
@@ -215,16 +252,17 @@ class StatusReporter:
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
         guard, node = self._context.observer.driver.guard, next(iter(record.device.nodes), "")
         asked = guard is not None and any(not it.ignored for it in guard.openers.of(record.device.uuid))
-        return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked))
+        return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked, units=_units(named)))
 
     async def _after_use(
-        self, record: Record, use: UnauthorisedUse | None, fence: str, mode: FenceMode
+        self, record: Record, use: UnauthorisedUse | None, fence: str, mode: FenceMode, *, kubelet: bool
     ) -> tuple[str, ...]:  # fmt: skip
         """What to do about a use of the last hour that was no grant's."""
-        if use is not None and any(is_contained(place) and not pod for place, pod in use.places.items()):
+        if use is not None and (use.tenants or any(is_contained(it) and not pod for it, pod in use.places.items())):
             names = (await self._pods()).names
-            use = replace(use, places={place: pod or names.get(place, "") for place, pod in use.places.items()})
-        return tuple(device_status.after_use(use, device_names.argument(record), fence, mode))
+            places = {place: pod or names.get(place, "") for place, pod in use.places.items()}
+            use = replace(use, places=places, tenants=tuple(names.get(it, it) for it in use.tenants))
+        return tuple(device_status.after_use(use, device_names.argument(record), fence, mode, kubelet=kubelet))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods, or without these names if they do not arrive in time."""
@@ -233,12 +271,18 @@ class StatusReporter:
         if not any(map(device_status.may_have_pod, records)) and not any(it.openers or it.holders for it in devices):
             return devices
         tenants = await self._pods()
+        seen = self._context.seen.holders
+        others = {record.device.uuid: self._others(record, seen.get(record.device.uuid, ()), tenants.names)
+                  for record in records}  # fmt: skip
         return [
             replace(
                 device,
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
                 openers=tuple(self._named(device.device, it, tenants.names) for it in device.openers),
-                holders=tuple(replace(it, pod=tenants.names.get(it.container, "")) for it in device.holders),
+                holders=tuple(
+                    _holder_view(it, tenants.names, foreign=it in others[device.device])
+                    for it in seen.get(device.device, ())
+                ),
             )
             for record, device in zip(records, devices, strict=True)
         ]
@@ -303,9 +347,19 @@ class StatusReporter:
         )
 
 
-def _holder_view(holder: Holder, pods: Mapping[str, str] = device_status.NO_PODS) -> views.HolderView:
+def _holder_view(
+    holder: Holder, pods: Mapping[str, str] = device_status.NO_PODS, *, foreign: bool = False
+) -> views.HolderView:
     container = holder.container or ""
-    return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, container, pods.get(container, ""))
+    user, pod = proc.user(holder.pid), pods.get(container, "")
+    return views.HolderView(holder.pid, user, holder.command, container, pod, foreign)
+
+
+def _units(holders: Iterable[Holder]) -> dict[Holder, str]:
+    """The units that `systemctl stop` may end to end these processes: not those that run the containers."""
+    of_node = [it for it in holders if it.container is None]
+    units = {holder: proc.unit(f"/proc/{holder.pid}", holder.started) for holder in of_node}
+    return {holder: unit for holder, unit in units.items() if unit and unit not in RUNTIME_UNITS}
 
 
 def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:

@@ -109,7 +109,7 @@ class Upkeep:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
-        context.seen.holders[device] = facts.holders or ()
+        context.seen.holders[device] = context.observer.known_holders(record, facts)
         hung = self._hanging_now(device, facts)
         if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
@@ -136,7 +136,7 @@ class Upkeep:
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
                 seen = await context.observer.for_round(record)
-                context.seen.holders[device] = seen.holders or ()
+                context.seen.holders[device] = context.observer.known_holders(record, seen)
                 seen = replace(seen, vitals=vitals, hung=self._hanging_now(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)

@@ -37,6 +37,8 @@ from scrubber.words import event_text
 AGAIN = "Autoclave tries the scrub again"
 UNKNOWN = "the processes on it are not known"
 NO_PODS: Mapping[str, str] = MappingProxyType({})
+NO_UNITS: Mapping[Holder, str] = MappingProxyType({})
+SAVE = "first save what `autoclave ledger export` prints"
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 _PLACES = {NO_CONTAINER: "a process in no container", "": "a process that had ended before it could be named"}
 
@@ -208,23 +210,24 @@ def advice(  # noqa: PLR0913 - all that is known
     *,
     reset_forbidden: bool = False,
     holders: Sequence[Holder] = (),
+    foreign: tuple[str, ...] = (),
     others: Sequence[Holder] = (),
     unseen: tuple[str, ...] = (),
     pods: Mapping[str, str] = NO_PODS,
+    units: Mapping[Holder, str] = NO_UNITS,
+    owning_pod: str = "",
     signs: Iterable[Sign] = (),
 ) -> tuple[str, ...]:
     """What a person should do now, each a sentence with one command at most.
 
     Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
-    have the device open; ``others``: those of them to whom it was not given. ``unseen`` says what is in the way
-    without a process that can be named. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device
-    reports.
+    have the device open; ``others``: those of them to whom it was not given; ``foreign``: what ``on_others`` says of
+    these. ``unseen`` says what is in the way without a process that can be named. ``pods``: NAMESPACE/NAME of pods, by
+    UID. ``units``: the unit of systemd that a process belongs to. ``owning_pod``: ``DeviceStatus.pod``. ``signs`` are
+    those that the device reports.
     """
     gpu = device_names.argument(record)
-    first = unseen or tuple(ends(holders, pods))
-    foreign = tuple(ends(others, pods))
-    if foreign:
-        foreign = (f"the GPU was not given to {holder_names(tuple(others), pods)}", *foreign)
+    first = unseen or tuple(ends(holders, pods, units))
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
@@ -258,9 +261,9 @@ def advice(  # noqa: PLR0913 - all that is known
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
         left_behind = [it for it in holders if it not in others and not may_be_of_owner(record, it)]
-        first = unseen or tuple(ends(left_behind, pods))
+        first = unseen or tuple(ends(left_behind, pods, units))
         owner = f"its owner {who}".rstrip()
-        release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
+        release = _release(gpu, who, owning_pod)
         if first:  # until then the release would be refused
             left = () if unseen else (f"if {owner} has ended, end the processes that it has left behind",)
             return (*begins, *left, *first, f"then give it back: {release}")
@@ -268,8 +271,67 @@ def advice(  # noqa: PLR0913 - all that is known
     if unseen:
         return (*begins, *unseen)
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
-        return (*begins, "no process of its owner was seen", f"if the owner has ended: `autoclave release {gpu}`")
+        name, still = owning_pod or "the owner", tuple[str, ...]()
+        if "/" in owning_pod:
+            namespace, pod, *_ = owning_pod.partition(",")[0].split("/")
+            name = f"the pod {namespace}/{pod}"
+            still = (f"if {name} is still there, delete it: `kubectl -n {namespace} delete pod {pod}`",)
+        return (
+            *begins, "no process of its owner was seen", *still,
+            f"if {name} has ended: {_release(gpu, who, owning_pod)}",
+        )  # fmt: skip
     return begins
+
+
+def _release(gpu: str, who: str, owning_pod: str) -> str:
+    """The command that takes a device back. That of a pod takes a flag: a pod is not given back by mistake."""
+    return f"`autoclave release {gpu}{f' --owner {who}' if who else ' --force' if owning_pod else ''}`"
+
+
+def tenant(record: Record, pods: Mapping[str, str]) -> str:
+    """Who may have data on a device that is handed out, as people call them; empty if that is nobody."""
+    owner, acquired = record.tenancy.owner, record.tenancy.acquired_by
+    if record.state is State.GRANTED:  # a pod that was not started has no data
+        return acquired or ("its tenant" if record.tenancy.until_release else "")
+    if record.state is not State.IN_USE:
+        return ""
+    container = (owner.container if owner is not None else None) or ""
+    called = owner.called if owner is not None else ""
+    return called or pods.get(container) or acquired or place_words(container) or "its tenant"
+
+
+def on_others(
+    record: Record,
+    others: Sequence[Holder],
+    pods: Mapping[str, str],
+    units: Mapping[Holder, str],
+    tenants: Mapping[str, str],
+    *,
+    kubelet: bool,
+) -> Iterator[str]:
+    """What to do about those who have a device open that was not given to them, as ``advice`` gives it.
+
+    ``tenants``: the devices that pods and containers have, as commands name them, by ``Holder.container``.
+    ``kubelet``: the node has one.
+    """
+    if not others:
+        return
+    of = tenant(record, pods)
+    read = f": the data of {of} may have been read" if of else ""
+    yield f"the GPU was not given to {holder_names(tuple(others), pods)}{read}"
+    yield SAVE
+    containers = [it.container for it in others if it.container is not None]
+    for pod in dict.fromkeys(pods[it] for it in containers if it in pods):
+        yield from _if_monitor(pod)
+    of_node = [it for it in others if it.container is None]
+    if of_node:
+        unit = next((units[it] for it in of_node if it in units), "")
+        yield from _if_of_node(device_names.argument(record), unit, kubelet=kubelet)
+    for container in dict.fromkeys(it for it in containers if it in tenants):
+        name = f"the pod {pods[container]}" if container in pods else place_words(container)
+        yield f"{name} is also the tenant of GPU {tenants[container]}: if you end it, its work there ends, too"
+    yield "if nobody knows it, treat it as a break-in, and end it:"
+    yield from ends(others, pods, units)
 
 
 def may_be_of_owner(record: Record, holder: Holder) -> bool:
@@ -314,6 +376,7 @@ def keeps_out(
     node: str,
     *,
     asked: bool = False,
+    units: Mapping[Holder, str] = NO_UNITS,
 ) -> Iterator[str]:
     """Who ends the proofs and scrubs of a device again and again, and what ends that, as ``advice`` gives it.
 
@@ -337,20 +400,28 @@ def keeps_out(
         elif last is None:
             yield from (f"a process that leaves before it can be named {did}", *find)
         elif last in users or last.container in pods:
-            yield from (f"{named(last)} {did}", *ends([last], pods), *_if_monitor(pods.get(last.container or "")))
+            yield from (
+                f"{named(last)} {did}",
+                *ends([last], pods, units),
+                *_if_monitor(pods.get(last.container or "")),
+            )
         else:
             yield from (f"{named(last)} {did}, and is not running now", *find)
 
 
-def after_use(use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode) -> Iterator[str]:
+def after_use(
+    use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, *, kubelet: bool
+) -> Iterator[str]:  # fmt: skip
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
     ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
-    ``mode``: what the policy asks of the fence.
+    ``mode``: what the policy asks of the fence. ``kubelet``: the node has one.
     """
     if use is None:
         return
     at = event_text.time_of(use.last)
+    if use.tenants:
+        at += f", while {' and '.join(use.tenants)} had it"
     if use.wiped:
         yield f"used without a grant at {at}, wiped since: see `autoclave history {gpu} --warnings`"
         return
@@ -368,12 +439,20 @@ def after_use(use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode
     for pod in dict.fromkeys(filter(None, contained.values())):
         yield from _if_monitor(pod)
     if use.places.keys() - contained:
-        yield f"if it was a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
-        yield "if it was a daemon that may open GPUs: add its unit to fence.exempt.units"
-        yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
+        yield from _if_of_node(gpu, "", kubelet=kubelet)
         if mode is not FenceMode.REFUSE:
             yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
-    yield "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
+    yield f"if nobody knows it, treat it as a break-in: {SAVE}"
+
+
+def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:
+    """What lets a program of the node in. ``unit``: its unit of systemd, if it is known."""
+    if kubelet:  # `acquire` would take the GPU from the kubelet, which does not know of it
+        yield "if it is a person: they request a GPU through Kubernetes"
+    else:
+        yield f"if it is a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
+    yield f"if it is a daemon that may open GPUs: add {unit or 'its unit'} to fence.exempt.units"
+    yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
 
 
 def _if_monitor(pod: str | None) -> Iterator[str]:
@@ -384,8 +463,11 @@ def _if_monitor(pod: str | None) -> Iterator[str]:
         yield f"unless that monitor is NVIDIA's, also add {namespace}:PATH to evict.bystanders, or it keeps the GPU out"
 
 
-def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
-    """How to end these processes: a line for each pod, for each process that no signal ends, and for all others."""
+def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Holder, str] = NO_UNITS) -> Iterator[str]:
+    """How to end these processes.
+
+    A line for each pod and each unit of systemd, for each process that no signal ends, and for all others.
+    """
     killed: list[Holder] = []
     named: set[str] = set()
     for holder in holders:
@@ -393,6 +475,11 @@ def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
         process = process_names.describe(holder.command, holder.pid)
         if holder.state == "D":
             yield f"no signal ends {process}, because it waits in the kernel: `cat /proc/{holder.pid}/stack`"
+        elif unit := units.get(holder):  # systemd may start it again after a signal
+            if unit not in named:
+                named.add(unit)
+                yield f"end {process} of {unit}: `systemctl stop {shlex.quote(unit)}`"
+                yield f"that ends all of {unit}; to end the process alone: `kill {holder.pid}`"
         elif pod is None:
             killed.append(holder)
         elif pod not in named:

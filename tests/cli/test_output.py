@@ -93,6 +93,11 @@ def test_a_fence_that_is_missing_is_said_with_its_reason(capsys, monkeypatch):
     assert "fence   none stands, so it is not known who asks for the GPU: no bpf" in lines
 
 
+OWN = views.HolderView(7, "", "train", "uid-7")
+EVIL = views.HolderView(8, "", "evil", "uid-8", "ns/evil", foreign=True)
+HOST = views.HolderView(9, "", "mon", "", foreign=True)
+
+
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
@@ -103,6 +108,14 @@ def test_a_fence_that_is_missing_is_said_with_its_reason(capsys, monkeypatch):
         ({"state": "granted", "why": "granted", "owner": "4711"}, "granted to 4711"),
         ({"state": "in_use", "healthy": False, "why": "sick: xid 79", "owner": "4711"}, "used by 4711; sick: xid 79"),
         ({"state": "in_use", "owner": "4711"}, "used by 4711"),
+        (
+            {"state": "in_use", "owner": "4711", "holders": (OWN, EVIL, HOST, EVIL), "was_shared": True},
+            'used by 4711, and also by ns/evil, "mon" (pid 9, no container): `autoclave explain 0`',
+        ),
+        (
+            {"state": "in_use", "owner": "4711", "holders": (OWN,), "was_shared": True},
+            "used by 4711; another container was on it, too: `autoclave explain 0`",
+        ),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
         ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),

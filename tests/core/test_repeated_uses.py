@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Blame
+from scrubber.core.model import Blame, Owner
 from scrubber.core.repeated_uses import LATELY, RepeatedUse, UnauthorisedUse, of, unauthorised
 from tests.core import lives
 from tests.core.lives import FOREIGN, NOW, OF_A, OF_B, later, rows
@@ -97,3 +97,32 @@ ATTEMPTED = {lives.B: "team/b"}
 )  # fmt: skip
 def test_an_unauthorised_use_is_wiped_by_a_later_proof(events, use):
     assert unauthorised(recorded(events), later(LATELY).uptime) == UnauthorisedUse(*use)
+
+
+def in_use(container, pod="", seconds=0):
+    return later(seconds), ev.PutInUse(Owner(container, later(seconds), pod=pod))
+
+
+JOB = later(0), ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7"))
+RELEASED, AGAIN_GRANTED = (later(6), ev.Released("its owner is gone")), (later(6), HANDED_OUT)
+WHILE_HELD = later(7), attempt(5, held=True)
+WHILE_LATER = later(7), attempt(7, held=True)
+
+
+@pytest.mark.parametrize(
+    ("events", "tenants"),
+    rows(
+        ("a pod by its name", [in_use("uid-1"), in_use("uid-1", "team/a", 1), WHILE_HELD], ("team/a",)),
+        ("a pod by its UID", [in_use("uid-1"), WHILE_HELD], ("uid-1",)),
+        ("a job", [JOB, in_use("container:01"), WHILE_HELD], ("job 7",)),
+        ("in a late row", [JOB, in_use("uid-1"), RELEASED, AGAIN_GRANTED, WHILE_HELD], ("job 7",)),
+        ("who came after a release", [JOB, RELEASED, in_use("uid-2", seconds=6), WHILE_LATER], ("uid-2",)),
+        ("nobody, after a release", [JOB, RELEASED, (later(7), attempt(7, held=False))], ()),
+        ("nobody that these rows tell", [WHILE_HELD], ()),
+    ),
+)
+def test_a_use_is_told_with_the_tenant_of_its_time(events, tenants):
+    entries = [LedgerEntry(number, lives.DEVICE.uuid, at, "op", event) for number, (at, event) in enumerate(events)]
+    found = unauthorised(entries, later(LATELY).uptime)
+    assert found is not None
+    assert found.tenants == tenants

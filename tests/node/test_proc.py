@@ -40,6 +40,27 @@ def test_pids_are_free_only_if_many_of_them_are(tmp_path, pid_max, loadavg, are_
     assert proc.pids_are_free(tmp_path) is are_free
 
 
+@pytest.mark.parametrize(
+    ("line", "unit"),
+    [
+        ("0::/system.slice/mymon.service", "mymon.service"),
+        ("1:name=systemd:/system.slice/system-mon.slice/mon@7.service/payload", "mon@7.service"),
+        ("0::/../../system.slice/mymon.service", "mymon.service"),
+        ("4:memory:/system.slice/mymon.service", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/mine.service", ""),
+        ("0::/user.slice/user-1000.slice/session-3.scope", ""),
+        ("0::/system.slice/evil.scope/mymon.service", ""),
+        ("0::/", ""),
+    ],
+)
+def test_the_unit_of_a_process_is_a_service_of_the_system(tmp_path, line, unit) -> None:
+    assert proc.unit(str(tmp_path), 7.0) == ""
+    (tmp_path / "cgroup").write_text(f"{line}\n")
+    ticks = 7 * os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(f"8 (my) mon) S 1 {' '.join(['0'] * 17)} {ticks} 0\n")
+    assert (proc.unit(str(tmp_path), 7.0), proc.unit(str(tmp_path), 7.5)) == (unit, "")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs no program is shown to root only")
 @pytest.mark.skipif(named(KTHREADD) != "kthreadd", reason="threads of the kernel are not shown here")
 def test_kernel_threads_are_searched_only_if_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:

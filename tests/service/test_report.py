@@ -17,6 +17,7 @@ from scrubber.core.recipients import ForJob
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
+from scrubber.node import clock, proc
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observed_since import OBSERVED_WITHIN
@@ -375,6 +376,112 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
         assert (explained.device.state, named) == ("in_use", who == "another pod"), (state, explained.advice)
         world.node.end_container(tenant)
         await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize("fenced", [True, False], ids=["with a fence", "without one"])
+async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
+    """The driver lists none of them, so the rounds after a search see no holder."""
+    world = await begin(fenced=fenced, policy="defaults: {fence: {mode: watch}}")
+    device, reporter = world.uuids[0], world.life.reporter
+    await asyncio.sleep(1.0)
+    await world.acquire("pod-a", device, announced=True)
+    [owner] = await world.begin("pod-a", device)
+    owner.secret = True
+    await asyncio.sleep(12)
+
+    async def look() -> Tenants:
+        return Tenants(names={"pod-a": "team/train", "uid-9": "team/evil"})
+
+    world.context.tenants = look
+    shown = (await reporter.status([device])).devices[0]
+    assert (shown.was_shared, [it.foreign for it in shown.holders if it.foreign]) == (False, [])
+    stranger = world.foreign(device, "stranger", "uid-9")
+    stranger.secret = fenced
+    await asyncio.sleep(15)
+    shown = (await reporter.status([device])).devices[0]
+    foreign = [(it.pid, it.pod) for it in shown.holders if it.foreign]
+    assert (shown.was_shared, foreign) == (True, [(stranger.pid, "team/evil")])
+    first, save, *_, end = (await reporter.explain(device)).advice
+    assert "the data of team/train may have been read" in first
+    assert "autoclave ledger export" in save
+    assert "kubectl -n team delete pod evil" in end
+    assert owner.pid not in [pid for pid, _ in foreign]
+    world.node.leave(stranger)
+    world.node.alive.discard("uid-9")
+    await asyncio.sleep(3)
+    shown = (await reporter.status([device])).devices[0]
+    assert (shown.was_shared, [it for it in shown.holders if it.foreign]) == (True, [])
+
+
+async def test_an_intruder_with_a_device_of_its_own_is_not_ended_unawares(begin):
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    first, second = world.uuids
+    await asyncio.sleep(1.0)
+    for tenant, device in (("pod-a", first), ("pod-b", second)):
+        await world.acquire(tenant, device, announced=True)
+        await world.begin(tenant, device)
+    await asyncio.sleep(3)
+    world.foreign(first, "stranger", "pod-b")
+    await asyncio.sleep(3)
+    advice = (await world.life.reporter.explain(first)).advice
+    assert "pod pod-b is also the tenant of GPU 1: if you end it, its work there ends, too" in advice
+
+
+async def test_a_wiped_use_is_told_with_its_tenant(world, reporter):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await asyncio.sleep(3)
+    await world.life.ledger.append("", (device, replace(attempt(held=True), opener=opened_now(world))))
+    world.node.end_container(tenant)
+    await asyncio.sleep(3)
+    await world.clean(device)
+    [wiped] = (await reporter.explain(device)).advice
+    assert f", while {tenant} had it, wiped since: " in wiped
+
+
+def opened_now(world) -> Opener:
+    wall = world.node.now().wall
+    return replace(lives.OPENER, first=wall, last=wall)
+
+
+async def test_no_advice_acquires_what_a_kubelet_hands_out(begin):
+    world = await begin()
+    device = world.uuids[0]
+    host = world.intrude(device)
+    await asyncio.sleep(3)
+    world.node.leave(host)
+    row = replace(attempt(held=False), opener=replace(opened_now(world), place="/system.slice/x.service", pod=""))
+    for socket in (False, True):
+        if socket:
+            (world.life.observer._kubelet_dir / clock.KUBELET_SOCKET).touch()
+        await world.life.ledger.append("", (device, row))
+        advice = "".join((await world.life.reporter.explain(device)).advice)
+        assert ("autoclave acquire" in advice, "through Kubernetes" in advice) == (not socket, socket)
+
+
+async def test_an_owner_that_was_never_seen_is_freed_by_force(world, naming):
+    """Without the flag, `autoclave release` leaves the device of a pod alone."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.tenant_requests.start([device], None)
+    await asyncio.sleep(ownership.STARTS_WITHIN)
+    advice = (await naming.explain(device)).advice
+    assert advice[-2:] == (
+        "if the pod ns/train is still there, delete it: `kubectl -n ns delete pod train`",
+        "if the pod ns/train has ended: `autoclave release 0 --force`",
+    )
+
+
+@pytest.mark.parametrize("unit", ["mymon.service", "containerd.service"])
+async def test_a_service_in_the_way_is_stopped_by_systemd(world, reporter, monkeypatch, unit):
+    """Not what runs the containers of the node."""
+    process = world.intrude(world.uuids[0])
+    monkeypatch.setattr(proc, "unit", lambda _directory, started: unit if started == process.started else "")
+    await asyncio.sleep(3)
+    advice = (await reporter.explain(world.uuids[0])).advice
+    stops = unit == "mymon.service"
+    assert f"`systemctl stop {unit}`" in advice[0] if stops else f"`kill {process.pid}`" in advice[0]
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What is shown of a device is what its record says, in the words of the stable contract."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -189,24 +190,67 @@ def test_after_a_lost_bus_a_person_first_waits_for_the_test():
 
 def test_no_advice_ends_the_owner_for_another_process():
     grant = replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7")
-    advice = device_status.advice(live(lives.CLEAN, ev.Granted(grant)), holders=[TRAIN, HOST], others=[HOST])
+    record = live(lives.CLEAN, ev.Granted(grant))
+    advice = device_status.advice(record, holders=[TRAIN, HOST], foreign=FOREIGN_FIRST, others=[HOST])
     assert advice == (
-        'the GPU was not given to "loop" (pid 8, no container)', 'end "loop" (pid 8): `kill 8`',
-        "if that does not help: `kill -9 8`",
+        *FOREIGN_FIRST,
         "if its owner 'job 7' has ended, end the processes that it has left behind", *END,
         "then give it back: `autoclave release 0 --owner 'job 7'`",
     )  # fmt: skip
 
 
-FOREIGN_FIRST = (
-    'the GPU was not given to "loop" (pid 8, no container)',
-    'end "loop" (pid 8): `kill 8`',
-    "if that does not help: `kill -9 8`",
-)
+FOREIGN_FIRST = ("what is said of others",)
 KEEPS = "has ended 17 proofs or scrubs of the GPU recently"
 LOOK = "let Linux record who opens it: `auditctl -w /dev/nvidia3 -k autoclave`"
 READ = "read the records a minute later: `ausearch -k autoclave -i`"
 HOST = Holder(8, 1.0, "loop", None)
+EVIL = Holder(9, 1.0, "evil", "pod-b")
+KNOWN = {"pod-a": "team/a-0", "pod-b": "ns/b"}
+SAVE = "first save what `autoclave ledger export` prints"
+MONITOR = (
+    "if it is a monitor, and tenants cannot create pods there: add ns to evict.operator_namespaces",
+    "unless that monitor is NVIDIA's, also add ns:PATH to evict.bystanders, or it keeps the GPU out",
+)
+END_IT = "if nobody knows it, treat it as a break-in, and end it:"
+
+
+def on_others(record, *others, units=device_status.NO_UNITS, tenants=device_status.NO_PODS):
+    return tuple(device_status.on_others(record, others, KNOWN, units, tenants, kubelet=True))
+
+
+def test_data_is_saved_before_an_intruder_is_ended():
+    assert on_others(lives.IN_USE, EVIL, tenants={"pod-b": "1, 2"}) == (
+        'the GPU was not given to "evil" (pid 9, ns/b): the data of team/a-0 may have been read', SAVE, *MONITOR,
+        "the pod ns/b is also the tenant of GPU 1, 2: if you end it, its work there ends, too", END_IT,
+        'end the pod of "evil" (pid 9): `kubectl -n ns delete pod b`',
+    )  # fmt: skip
+    assert on_others(lives.IN_USE) == ()
+    assert on_others(lives.CLEAN, EVIL)[:2] == ('the GPU was not given to "evil" (pid 9, ns/b)', SAVE)
+
+
+def test_a_host_program_is_exempted_or_its_unit_stopped():
+    assert on_others(lives.IN_USE, HOST, units={HOST: "mymon.service"})[1:] == (
+        SAVE, "if it is a person: they request a GPU through Kubernetes",
+        "if it is a daemon that may open GPUs: add mymon.service to fence.exempt.units", OF_NODE[2], END_IT,
+        'end "loop" (pid 8) of mymon.service: `systemctl stop mymon.service`',
+        "that ends all of mymon.service; to end the process alone: `kill 8`",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "tenant"),
+    lives.rows(
+        ("a pod by its name", lives.IN_USE, "team/a-0"),
+        ("a pod by its UID", live(lives.GRANTED, ev.PutInUse(Owner("pod-c", NOW))), "pod pod-c"),
+        ("a job", live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7"))), "job 7"),
+        ("one without a name", lives.KEPT, "its tenant"),
+        ("a process", lives.USED_BY_HOST, "its tenant"),
+        ("nobody who has started", lives.GRANTED, ""),
+        ("nobody", lives.CLEAN, ""),
+    ),
+)  # fmt: skip
+def test_the_tenant_is_named_by_the_best_name(record, tenant):
+    assert device_status.tenant(record, KNOWN) == tenant
 
 
 @pytest.mark.parametrize(
@@ -235,11 +279,11 @@ def test_the_advice_points_to_whom_the_fence_has_seen():
     assert advice == f"a process that leaves before it can be looked at {KEEPS}: the lines `asked` below name it"
 
 
-BREAK_IN = "if nobody knows it, treat it as a break-in: first save what `autoclave ledger export` prints"
+BREAK_IN = f"if nobody knows it, treat it as a break-in: {SAVE}"
 HOLD = "`fence: {mode: hold}` in the policy keeps pods off"
 OF_NODE = (
-    "if it was a person: they acquire the GPU first, with `autoclave acquire 3 --owner NAME`",
-    "if it was a daemon that may open GPUs: add its unit to fence.exempt.units",
+    "if it is a person: they acquire the GPU first, with `autoclave acquire 3 --owner NAME`",
+    "if it is a daemon that may open GPUs: add its unit to fence.exempt.units",
     "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders",
     "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy",
 )
@@ -262,10 +306,14 @@ def test_the_advice_after_a_use_fits_who_it_was(places, who, advice):
     at = "2025-06-15 15:06:40 UTC"
     used = f"the GPU was used by {who}, without a grant, last at {at}: see `autoclave history 3 --warnings`"
     use = UnauthorisedUse(places, NOW.wall, wiped=False)
-    assert tuple(device_status.after_use(use, "3", "", FenceMode.OFF)) == (used, *advice, BREAK_IN)
-    assert tuple(device_status.after_use(None, "3", "", FenceMode.OFF)) == ()
-    [wiped] = device_status.after_use(replace(use, wiped=True), "3", "", FenceMode.OFF)
+    after = partial(device_status.after_use, gpu="3", fence="", mode=FenceMode.OFF)
+    assert tuple(after(use, kubelet=False)) == (used, *advice, BREAK_IN)
+    assert "autoclave acquire" not in "".join(after(use, kubelet=True))
+    assert tuple(after(None, kubelet=False)) == ()
+    [wiped] = after(replace(use, wiped=True), kubelet=False)
     assert wiped == f"used without a grant at {at}, wiped since: see `autoclave history 3 --warnings`"
+    [wiped] = after(replace(use, wiped=True, tenants=("team/a", "job 7")), kubelet=False)
+    assert wiped.startswith(f"used without a grant at {at}, while team/a and job 7 had it, wiped since: ")
 
 
 ASK = "but the fence does not keep pods off the GPU now", "`autoclave doctor` says why not"
@@ -284,7 +332,8 @@ ASK = "but the fence does not keep pods off the GPU now", "`autoclave doctor` sa
 )
 def test_the_advice_on_the_fence_is_for_its_mode(fence, mode, pods):
     places = {"container:01": "", "/user.slice": ""}
-    _, *advice, _ = device_status.after_use(UnauthorisedUse(places, NOW.wall, wiped=False), "3", fence, mode)
+    use = UnauthorisedUse(places, NOW.wall, wiped=False)
+    _, *advice, _ = device_status.after_use(use, "3", fence, mode, kubelet=False)
     assert tuple(advice) == (*pods, *(OF_NODE[:-1] if mode is FenceMode.REFUSE else OF_NODE))
 
 
@@ -297,13 +346,15 @@ def test_no_advice_ends_processes_of_a_named_owner(grant):
         record = live(record, ev.LetIn(("pod-a",)))
     release = "if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`"
     assert device_status.advice(record, holders=[TRAIN]) == (release,)
-    assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST]) == (*FOREIGN_FIRST, release)
+    advice = device_status.advice(record, holders=[TRAIN, HOST], foreign=FOREIGN_FIRST, others=[HOST])
+    assert advice == (*FOREIGN_FIRST, release)
 
 
 def test_a_foreign_process_is_named_before_other_advice():
     ailing = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.OPERATOR, "so it is")))
     for record in (lives.IN_USE, lives.CLEAN, ailing):
-        assert device_status.advice(record, holders=[TRAIN, HOST], others=[HOST])[:3] == FOREIGN_FIRST
+        advice = device_status.advice(record, holders=[TRAIN, HOST], foreign=FOREIGN_FIRST, others=[HOST])
+        assert advice[:1] == FOREIGN_FIRST
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():
@@ -318,6 +369,8 @@ def test_the_advice_names_the_owner_that_may_have_ended():
     assert device_status.advice(lives.IN_USE) == ()
     nameless = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), until_release=True)))
     assert device_status.advice(nameless) == ("if its owner has ended: `autoclave release 0`",)
+    forced = ("if its owner has ended: `autoclave release 0 --force`",)
+    assert device_status.advice(nameless, owning_pod="ns/train") == forced
 
 
 def test_the_advice_frees_a_device_whose_owner_was_never_seen():
@@ -325,6 +378,13 @@ def test_the_advice_frees_a_device_whose_owner_was_never_seen():
     assert device_status.advice(awaited) == (
         "no process of its owner was seen",
         "if the owner has ended: `autoclave release 0`",
+    )
+    assert device_status.advice(awaited, owning_pod="ns/train/main, ns/train/side")[1:] == (
+        "if the pod ns/train is still there, delete it: `kubectl -n ns delete pod train`",
+        "if the pod ns/train has ended: `autoclave release 0 --force`",
+    )
+    assert device_status.advice(awaited, owning_pod="pod-a")[1:] == (
+        "if pod-a has ended: `autoclave release 0 --force`",
     )
     assert device_status.advice(awaited, holders=[TRAIN]) == ()
 

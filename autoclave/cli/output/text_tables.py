@@ -128,11 +128,19 @@ def describe(device: views.DeviceStatus) -> str:
     if device.job is not None:
         return job(device.job)
     if tenant := device.pod or device.owner:
-        used = f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}"
+        used = f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}{_others(device)}"
         return used if device.healthy else f"{used}; {device.why}"
     if device.setback:
         return device.setback
     return "" if device.why == device.state else device.why
+
+
+def _others(device: views.DeviceStatus) -> str:
+    """Who else is on a device that belongs to somebody, or that a container was."""
+    command = f"`autoclave explain {device.argument}`"
+    if foreign := dict.fromkeys(it.pod or it.container or str(it) for it in device.holders if it.foreign):
+        return f", and also by {', '.join(foreign)}: {command}"
+    return f"; another container was on it, too: {command}" if device.was_shared else ""
 
 
 def job(status: views.JobStatus) -> str:
