@@ -321,7 +321,11 @@ def on_others(
     yield f"the GPU was not given to {holder_names(tuple(others), pods)}{read}"
     yield SAVE
     containers = [it.container for it in others if it.container is not None]
-    for pod in dict.fromkeys(pods[it] for it in containers if it in pods):
+    in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
+    for pod in in_pods:
+        namespace, _, name = pod.partition("/")
+        yield f"save the specification of its pod: `kubectl -n {namespace} get pod {name} -o yaml`"
+    for pod in in_pods:
         yield from _if_monitor(pod)
     of_node = [it for it in others if it.container is None]
     if of_node:

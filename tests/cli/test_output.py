@@ -110,11 +110,11 @@ HOST = views.HolderView(9, "", "mon", "", foreign=True)
         ({"state": "in_use", "owner": "4711"}, "used by 4711"),
         (
             {"state": "in_use", "owner": "4711", "holders": (OWN, EVIL, HOST, EVIL), "was_shared": True},
-            'used by 4711, and also by ns/evil, "mon" (pid 9, no container): `autoclave explain 0`',
+            'used by 4711, and also by ns/evil, "mon" (pid 9, no container)',
         ),
         (
             {"state": "in_use", "owner": "4711", "holders": (OWN,), "was_shared": True},
-            "used by 4711; another container was on it, too: `autoclave explain 0`",
+            "used by 4711; another container was on it, too",
         ),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
@@ -133,6 +133,14 @@ FULL = replace(
     receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
     use_counter="fence in the kernel", use_counter_kind="fence",
 )  # fmt: skip
+
+
+def test_a_note_about_somebody_else_names_the_next_command():
+    shared = replace(CLEAN, state="in_use", owner="4711", holders=(OWN, EVIL))
+    said = "used by 4711, and also by ns/evil: `autoclave explain 0`"
+    assert [row[-1] for row in (*text_tables.status([shared], NOW), *text_tables.wide([shared], NOW))] == [said, said]
+    quarantined = replace(SICK, holders=(EVIL,))
+    assert "autoclave explain" not in text_tables.status([quarantined], NOW)[0][-1]
 
 
 def test_wide_has_these_columns_and_the_page_describes_each():

@@ -220,7 +220,8 @@ def on_others(record, *others, units=device_status.NO_UNITS, tenants=device_stat
 
 def test_data_is_saved_before_an_intruder_is_ended():
     assert on_others(lives.IN_USE, EVIL, tenants={"pod-b": "1, 2"}) == (
-        'the GPU was not given to "evil" (pid 9, ns/b): the data of team/a-0 may have been read', SAVE, *MONITOR,
+        'the GPU was not given to "evil" (pid 9, ns/b): the data of team/a-0 may have been read', SAVE,
+        "save the specification of its pod: `kubectl -n ns get pod b -o yaml`", *MONITOR,
         "the pod ns/b is also the tenant of GPU 1, 2: if you end it, its work there ends, too", END_IT,
         'end the pod of "evil" (pid 9): `kubectl -n ns delete pod b`',
     )  # fmt: skip

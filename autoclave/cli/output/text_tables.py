@@ -56,7 +56,7 @@ HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 def status(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
     """One row for each device, at most 80 columns wide."""
     short = human.shortened([device.device for device in devices])
-    return [[*_head(device, short[device.device], now), describe(device)] for device in devices]
+    return [[*_head(device, short[device.device], now), _note(device)] for device in devices]
 
 
 def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
@@ -73,7 +73,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             coverage(device.receipt) if device.receipt else "",
             device.use_counter_kind,
             _model(device),
-            describe(device),
+            _note(device),
         ]
         for device in devices
     ]
@@ -112,6 +112,12 @@ def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
     return [device.name, uuid, device.state, human.span(now - device.since), healthy]
 
 
+def _note(device: views.DeviceStatus) -> str:
+    """The most important fact, and the command that says what to do about somebody else on the device."""
+    note, others = describe(device), _others(device)
+    return f"{note}: `autoclave explain {device.argument}`" if others and others in note else note
+
+
 def describe(device: views.DeviceStatus) -> str:
     """The most important fact about a device."""
     if device.quarantine is not None:
@@ -137,10 +143,9 @@ def describe(device: views.DeviceStatus) -> str:
 
 def _others(device: views.DeviceStatus) -> str:
     """Who else is on a device that belongs to somebody, or that a container was."""
-    command = f"`autoclave explain {device.argument}`"
     if foreign := dict.fromkeys(it.pod or it.container or str(it) for it in device.holders if it.foreign):
-        return f", and also by {', '.join(foreign)}: {command}"
-    return f"; another container was on it, too: {command}" if device.was_shared else ""
+        return f", and also by {', '.join(foreign)}"
+    return "; another container was on it, too" if device.was_shared else ""
 
 
 def job(status: views.JobStatus) -> str:
