@@ -219,8 +219,10 @@ class StatusReporter:
             if owner is None or not owner.crowded or owner.unannounced:
                 return ()
             namespaces = self._policy(record).evict.operator_namespaces
-            strangers = [holder for holder in holders if holder.container not in (owner.container, None)]
-            return tuple(it for it in strangers if pods.get(it.container or "", "").partition("/")[0] not in namespaces)
+            beside_owner = [holder for holder in holders if holder.container not in (owner.container, None)]
+            return tuple(
+                it for it in beside_owner if pods.get(it.container or "", "").partition("/")[0] not in namespaces
+            )
         if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
             since = grant.at.wall
         let_in = self._let_in(record, since)
@@ -233,9 +235,8 @@ class StatusReporter:
         owner = record.tenancy.owner
         if record.state is not State.IN_USE or owner is None or owner.container is None:
             return False
-        if self._context.observer.driver.guard is None:
-            return owner.crowded
-        return any(it.opener.is_contained for it in self._let_in(record, owner.since.wall))
+        # A round has seen it there, or only the fence has.
+        return owner.crowded or any(it.opener.is_contained for it in self._let_in(record, owner.since.wall))
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]

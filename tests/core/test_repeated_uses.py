@@ -121,7 +121,7 @@ WHILE_LATER = later(7), attempt(7, held=True)
         ("nobody that these rows tell", [WHILE_HELD], ()),
     ),
 )
-def test_a_use_is_told_with_the_tenant_of_its_time(events, tenants):
+def test_a_use_names_the_tenant_of_its_time(events, tenants):
     entries = [LedgerEntry(number, lives.DEVICE.uuid, at, "op", event) for number, (at, event) in enumerate(events)]
     found = unauthorised(entries, later(LATELY).uptime)
     assert found is not None

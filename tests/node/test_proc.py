@@ -53,7 +53,7 @@ def test_pids_are_free_only_if_many_of_them_are(tmp_path, pid_max, loadavg, are_
         ("0::/", ""),
     ],
 )
-def test_the_unit_of_a_process_is_a_service_of_the_system(tmp_path, line, unit) -> None:
+def test_the_unit_of_a_process_is_a_system_service(tmp_path, line, unit) -> None:
     assert proc.unit(str(tmp_path), 7.0) == ""
     (tmp_path / "cgroup").write_text(f"{line}\n")
     ticks = 7 * os.sysconf("SC_CLK_TCK")

@@ -395,25 +395,39 @@ async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
     world.context.tenants = look
     shown = (await reporter.status([device])).devices[0]
     assert (shown.was_shared, [it.foreign for it in shown.holders if it.foreign]) == (False, [])
-    stranger = world.foreign(device, "stranger", "uid-9")
-    stranger.secret = fenced
+    process = world.foreign(device, "stranger", "uid-9")
+    process.secret = fenced
     await asyncio.sleep(15)
     shown = (await reporter.status([device])).devices[0]
     foreign = [(it.pid, it.pod) for it in shown.holders if it.foreign]
-    assert (shown.was_shared, foreign) == (True, [(stranger.pid, "team/evil")])
+    assert (shown.was_shared, foreign) == (True, [(process.pid, "team/evil")])
     first, save, *_, end = (await reporter.explain(device)).advice
     assert "the data of team/train may have been read" in first
     assert "autoclave ledger export" in save
     assert "kubectl -n team delete pod evil" in end
     assert owner.pid not in [pid for pid, _ in foreign]
-    world.node.leave(stranger)
+    world.node.leave(process)
     world.node.alive.discard("uid-9")
     await asyncio.sleep(3)
     shown = (await reporter.status([device])).devices[0]
     assert (shown.was_shared, [it for it in shown.holders if it.foreign]) == (True, [])
 
 
-async def test_an_intruder_with_a_device_of_its_own_is_not_ended_unawares(begin):
+async def test_a_short_opening_of_a_tenants_device_is_shown(begin):
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, reporter = world.uuids[0], world.life.reporter
+    await asyncio.sleep(1.0)
+    await world.acquire("pod-a", device, announced=True)
+    await world.begin("pod-a", device)
+    await asyncio.sleep(3)
+    world.node.leave(world.foreign(device, "passer", "uid-9"))
+    await asyncio.sleep(3)
+    owner = world.record(device).tenancy.owner
+    assert owner is not None
+    assert (owner.crowded, reporter.device(device).was_shared) == (False, True)
+
+
+async def test_a_tenant_on_a_second_device_is_not_ended_unawares(begin):
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     first, second = world.uuids
     await asyncio.sleep(1.0)
@@ -427,7 +441,7 @@ async def test_an_intruder_with_a_device_of_its_own_is_not_ended_unawares(begin)
     assert "pod pod-b is also the tenant of GPU 1: if you end it, its work there ends, too" in advice
 
 
-async def test_a_wiped_use_is_told_with_its_tenant(world, reporter):
+async def test_a_wiped_use_names_its_tenant(world, reporter):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await asyncio.sleep(3)
@@ -474,7 +488,7 @@ async def test_an_owner_that_was_never_seen_is_freed_by_force(world, naming):
 
 
 @pytest.mark.parametrize("unit", ["mymon.service", "containerd.service"])
-async def test_a_service_in_the_way_is_stopped_by_systemd(world, reporter, monkeypatch, unit):
+async def test_a_service_in_the_way_is_stopped_as_a_unit(world, reporter, monkeypatch, unit):
     """Not what runs the containers of the node."""
     process = world.intrude(world.uuids[0])
     monkeypatch.setattr(proc, "unit", lambda _directory, started: unit if started == process.started else "")

@@ -179,7 +179,7 @@ def test_every_ailment_has_its_advice(kind):
     assert served.startswith("the GPU stays in service")
 
 
-def test_after_a_lost_bus_a_person_first_waits_for_the_test():
+def test_after_xid_79_a_person_waits_for_the_test():
     ailment = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
     assert device_status.advice(live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))) == (
         "wait: Autoclave tests the GPU again automatically, with a reset",
@@ -218,7 +218,7 @@ def on_others(record, *others, units=device_status.NO_UNITS, tenants=device_stat
     return tuple(device_status.on_others(record, others, KNOWN, units, tenants, kubelet=True))
 
 
-def test_data_is_saved_before_an_intruder_is_ended():
+def test_the_ledger_is_saved_before_anybody_is_ended():
     assert on_others(lives.IN_USE, EVIL, tenants={"pod-b": "1, 2"}) == (
         'the GPU was not given to "evil" (pid 9, ns/b): the data of team/a-0 may have been read', SAVE,
         "save the specification of its pod: `kubectl -n ns get pod b -o yaml`", *MONITOR,
