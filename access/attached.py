@@ -107,6 +107,8 @@ class Attached:
             self._running[role].clear_away()
             del self._running[role]
 
+    end_sharing = end
+
     def close(self) -> None:
         """Remove all, also after one could not be removed."""
         failed = []

@@ -30,6 +30,7 @@ _SAYS_EVERY = 5.0  # seconds: what a pod waits for
 _ADMISSION = re.compile(r"\(Forbidden\)|admission webhook|ValidatingAdmissionPolicy|PodSecurity")
 _NO_REFUSAL = re.compile(r"\bquota\b|service ?account", re.IGNORECASE)
 _NOT_YET = re.compile(r"status unknown for quota|service ?account .*not found", re.IGNORECASE)
+_SHARED_WITHIN = 30  # seconds for the end of a pod that has handed its GPU on
 _SETTLED_WITHIN = 30.0  # seconds until a new namespace has its quota counted, and an account
 _HOPELESS = frozenset({
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError",
@@ -156,6 +157,13 @@ class Pods:
         pod, _ = self._place(role)
         if role not in _IN_OWNER:
             run(places.delete(self.namespace, pod))
+
+    def end_sharing(self, role: str) -> None:
+        """Delete the pod. What it has handed on may hold it up: a DRA driver may wait until nobody has the GPU open."""
+        pod, _ = self._place(role)
+        done = asked([*places.delete(self.namespace, pod), f"--timeout={_SHARED_WITHIN:g}s"])
+        if done.returncode and "timed out waiting" not in done.stderr:
+            raise ContainerFailed(f"the pod {pod} was not deleted: {done.stderr.strip()[-200:]}")
 
     def close(self) -> None:
         """Delete the namespace with all that is in it, and wait until it is gone."""

@@ -160,7 +160,7 @@ class _Trials:
         received = containers.start(way.name) or containers.answer(way.name, OUTSIDERS_WITHIN)
         self.owner_held = containers.runs("sharing-owner")
         self.note(way, received)
-        containers.end("sharing-owner")
+        containers.end_sharing("sharing-owner")
         if self.place not in then.not_at and then.name in self.chosen:
             if isinstance(received, Answer) and received.opened and containers.runs(way.name):
                 ask = f"unix:{containers.own.nonce}-kept"

@@ -122,6 +122,13 @@ def test_a_cluster_that_refuses_a_plain_pod_gives_no_answer(node):
     assert (set(found.values()), exit_code(done.owner, done.findings)) == ({Verdict.NOT_TRIED}, 2)
 
 
+def test_a_pod_that_cannot_end_does_not_end_the_run(node):
+    node.leaks, node.holds_up_sharing = {"handed-on"}, True
+    result, verdicts = run(node)
+    assert (result.ended_by, verdicts["handed-on"]) == (None, Verdict.FAIL)
+    assert "kept-open" in verdicts
+
+
 def test_the_next_pod_waits_before_the_owners_is_deleted(node):
     waited = []
     node.on_command = lambda _: waited.append("leftover" in node.pods) if "--force" in node.said[-1] else None

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from ground import paths
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
 from scrubber.core.events import OpenAttempted
@@ -17,7 +18,7 @@ from scrubber.core.recipients import ForJob
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
-from scrubber.node import clock, proc
+from scrubber.node import proc
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observed_since import OBSERVED_WITHIN
@@ -467,7 +468,7 @@ async def test_no_advice_acquires_what_a_kubelet_hands_out(begin):
     row = replace(attempt(held=False), opener=replace(opened_now(world), place="/system.slice/x.service", pod=""))
     for socket in (False, True):
         if socket:
-            (world.life.observer._kubelet_dir / clock.KUBELET_SOCKET).touch()
+            (world.life.observer._kubelet_dir / paths.KUBELET_SOCKET).touch()
         await world.life.ledger.append("", (device, row))
         advice = "".join((await world.life.reporter.explain(device)).advice)
         assert ("autoclave acquire" in advice, "through Kubernetes" in advice) == (not socket, socket)
