@@ -50,7 +50,7 @@ def test_a_process_has_a_group_of_its_own(read_only: bool, stays: str) -> None: 
 
 
 def test_a_directory_that_is_no_group_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no control group of version 2"):
+    with pytest.raises(FileNotFoundError, match="is not a control group of version 2"):
         own_cgroup.move_below(tmp_path, "own")
     assert list(tmp_path.iterdir()) == []
 
