@@ -423,14 +423,13 @@ def after_use(
     """
     if use is None:
         return
-    at = event_text.time_of(use.last)
-    if use.tenants:
-        at += f", while {' and '.join(use.tenants)} had it"
+    during = f", at least once while {' and '.join(use.tenants)} had it" if use.tenants else ""
+    at = f"last tried at {event_text.time_of(use.last)}"  # perhaps in vain, or while nobody had it
     if use.wiped:
-        yield f"used without a grant at {at}, wiped since: see `autoclave history {gpu} --warnings`"
+        yield f"used without a grant{during}, {at}, wiped since: see `autoclave history {gpu} --warnings`"
         return
     names = ", ".join(_PLACES.get(place) or place_words(place, pod) for place, pod in use.places.items())
-    yield f"the GPU was used by {names}, without a grant, last at {at}: see `autoclave history {gpu} --warnings`"
+    yield f"the GPU was used by {names}, without a grant{during}, {at}: see `autoclave history {gpu} --warnings`"
     contained = {place: pod for place, pod in use.places.items() if is_contained(place)}
     keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
     if contained and keeps_pods_off:

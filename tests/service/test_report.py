@@ -170,10 +170,10 @@ async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
 
     world.context.tenants = look
     [wiped] = (await reporter.explain(device)).advice
-    assert (wiped.startswith("used without a grant at "), "wiped since" in wiped) == (True, True)
+    assert (wiped.startswith("used without a grant, last tried at "), "wiped since" in wiped) == (True, True)
     await world.life.ledger.append("", (device, attempt(held=True)))
     explained = await reporter.explain(device)
-    assert explained.advice[0].startswith("the GPU was used by pod team/b (pod-b), without a grant, last at ")
+    assert explained.advice[0].startswith("the GPU was used by pod team/b (pod-b), without a grant, last tried at ")
     assert "treat it as a break-in" in explained.advice[-1]
     await world.operator_requests.quarantine(device, "it smells", "ann")
     quarantine, use, *_ = (await reporter.explain(device)).advice
@@ -451,7 +451,7 @@ async def test_a_wiped_use_names_its_tenant(world, reporter):
     await asyncio.sleep(3)
     await world.clean(device)
     [wiped] = (await reporter.explain(device)).advice
-    assert f", while {tenant} had it, wiped since: " in wiped
+    assert f", at least once while {tenant} had it, last tried at " in wiped
 
 
 def opened_now(world) -> Opener:

@@ -305,16 +305,16 @@ OF_NODE = (
 )  # fmt: skip
 def test_the_advice_after_a_use_fits_who_it_was(places, who, advice):
     at = "2025-06-15 15:06:40 UTC"
-    used = f"the GPU was used by {who}, without a grant, last at {at}: see `autoclave history 3 --warnings`"
+    used = f"the GPU was used by {who}, without a grant, last tried at {at}: see `autoclave history 3 --warnings`"
     use = UnauthorisedUse(places, NOW.wall, wiped=False)
     after = partial(device_status.after_use, gpu="3", fence="", mode=FenceMode.OFF)
     assert tuple(after(use, kubelet=False)) == (used, *advice, BREAK_IN)
     assert "autoclave acquire" not in "".join(after(use, kubelet=True))
     assert tuple(after(None, kubelet=False)) == ()
     [wiped] = after(replace(use, wiped=True), kubelet=False)
-    assert wiped == f"used without a grant at {at}, wiped since: see `autoclave history 3 --warnings`"
+    assert wiped == f"used without a grant, last tried at {at}, wiped since: see `autoclave history 3 --warnings`"
     [wiped] = after(replace(use, wiped=True, tenants=("team/a", "job 7")), kubelet=False)
-    assert wiped.startswith(f"used without a grant at {at}, while team/a and job 7 had it, wiped since: ")
+    assert wiped.startswith(f"used without a grant, at least once while team/a and job 7 had it, last tried at {at}, wiped since: ")
 
 
 ASK = "but the fence does not keep pods off the GPU now", "`autoclave doctor` says why not"
