@@ -56,6 +56,11 @@ class Tenancy:
         return self.owner.container if self.owner is not None else None
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a container of another pod was seen on the device beside that of its owner."""
+        return self.owner is not None and self.owner.crowded
+
+    @property
     def start_admitted(self) -> bool:
         """Whether the device has an owner whose start was admitted.
 

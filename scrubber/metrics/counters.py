@@ -76,7 +76,7 @@ class ServiceCounters:
                 self._ended(entry, before)
                 if (holders or unnamed) and before is not None:
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, NO_TENANT)
-            case ev.PutInUse(Owner(crowded=True)) if before is not None and not _is_crowded(before):
+            case ev.PutInUse(Owner(crowded=True)) if before is not None and not before.tenancy.is_crowded:
                 if before.fence.grant is None or before.fence.grant.why:  # else the fence counts who opens it
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device, TENANT)
             case ev.OpenAttempted(opener, held=True, ended=False) if before is not None:
@@ -194,7 +194,3 @@ def _kind(holder: Holder) -> str:
     if holder.state == "D":
         return "stuck"
     return "container" if holder.container is not None else "host"
-
-
-def _is_crowded(record: Record) -> bool:
-    return record.tenancy.owner is not None and record.tenancy.owner.crowded

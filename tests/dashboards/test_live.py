@@ -183,7 +183,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
             missing = {alert for act in acts for alert in act.alerts}
             async with asyncio.timeout(WITHIN):
                 while missing := missing - await asyncio.to_thread(prometheus.firing):
-                    events[-1:] = [f"{events[-1].partition('; not by_check')[0]}; not told: {missing}"]
+                    events[-1:] = [f"{events[-1].partition('; not told')[0]}; not told: {missing}"]
                     await asyncio.sleep(EVERY / 5)  # Prometheus offers no way to wait for it
 
         try:
