@@ -144,7 +144,7 @@ class ServiceCollector(Collector):
         yield service_metrics.DEVICE, about, 1.0
         yield service_metrics.STATE, (record.state.value,), 1.0
         yield service_metrics.STATE_SINCE, (), record.since.wall
-        if record.tenancy.is_crowded:
+        if self._reporter.was_shared(record):
             yield service_metrics.CROWDED, (), 1.0
         if uuid in self._context.seen.blocked:
             yield service_metrics.BLOCKED, (), 1.0

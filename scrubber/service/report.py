@@ -98,7 +98,7 @@ class StatusReporter:
             use_counter_kind=said.kind if said is not None else "",
             fence=fence(device_policy.policy.fence_mode, guard, uuid),
             openers=_opener_views(guard.openers.of(uuid)) if guard is not None else (),
-            was_shared=self._was_shared(record),
+            was_shared=self.was_shared(record),
         )
 
     def reported(self) -> ReportedDevices:
@@ -230,7 +230,7 @@ class StatusReporter:
         others = [holder for holder in holders if holder.container not in names]
         return tuple(holder for holder in others if any(it.has(holder) for it in let_in))
 
-    def _was_shared(self, record: Record) -> bool:
+    def was_shared(self, record: Record) -> bool:
         """Whether a container was on the device that was not given to it, since the present owner has the device."""
         owner = record.tenancy.owner
         if record.state is not State.IN_USE or owner is None or owner.container is None:

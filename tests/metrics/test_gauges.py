@@ -166,6 +166,7 @@ def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ..
     guard = SimpleNamespace(**nothing, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
     guard.lacks = lambda uuid: "no device file" if uuid in but else ""
     guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
+    guard.exempts = lambda uuid, pod, place: False
     guard.openers, guard.lease_left, guard.stands_since = LiveOpeners(lambda: 0.0), 599.0, 1.0
     monkeypatch.setattr(node.built.service.context.observer.driver, "guard", guard)
 
@@ -247,6 +248,19 @@ async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
     gauges = {row.name for row in service_metrics.TABLE if row.kind in (Kind.GAUGE, Kind.INFO)}
     assert gauges - shown == set()
     assert f'autoclave_scrub_step{{gpu="0:3",step="clear",uuid="{scrubbed}"}} 1.0' in node.series()
+
+
+async def test_an_intruder_that_only_the_fence_saw_crowds_a_device(node, monkeypatch):
+    await day(node)
+    uuid = node.devices[0].uuid
+    grant = Grant("grant", lives.NOW, "epoch", announced=True, receipt=lives.proof(node.record(uuid)).id)
+    await node.tell(uuid, ev.Granted(grant), ev.PutInUse(Owner("pod", lives.NOW, seen=True)))
+    fence_all(node, monkeypatch)
+    crowded = f'autoclave_device_crowded{{gpu="0:0",uuid="{uuid}"}} 1.0'
+    assert crowded not in node.series()
+    openers = node.built.service.context.observer.driver.guard.openers
+    openers.add(uuid, lives.OPENER, ignored=False, held=True)
+    assert crowded in node.series()
 
 
 async def test_the_newest_signed_checkpoint_is_shown_where_there_is_one(node):
