@@ -120,6 +120,16 @@ class TrialNode:
             raise TimeoutError(f"GPU {gpu} is {status.state}: {status.why} {status.setback}")
         return status
 
+    async def observes(self) -> None:
+        """Wait until the service has read a policy that hands out GPUs without a proof."""
+        async with self.stage.admin() as admin, asyncio.timeout(WITHIN):
+            seen = 0
+            while True:
+                service = (await admin.status([], newer_than=seen, wait=0.2 if seen else 0.0)).service
+                if any(sentence.startswith("mode observe") for sentence in service.concessions):
+                    return
+                seen = service.ledger_rows
+
     async def quarantined(self, gpu: int) -> views.DeviceStatus:
         """The status of a GPU, as soon as it is in quarantine."""
         return await self.reach(gpu, lambda device: device.quarantine is not None)
