@@ -25,15 +25,16 @@ NAME, CLUSTER = "gpu-node-1", "trial"  # the labels that scraping adds
 WITHIN = 300.0  # seconds to wait for a condition: long, for slow machines
 UNTIDY = "untidy"  # pods with this prefix leave data behind
 
-# The default policy with shorter timeouts, so that a day fits into minutes. MODE and FENCE are replaced. The fence only
-# watches, but in an act: so Allocate waits, and may refuse, whoever plays the day.
+# The default policy with shorter timeouts, so that a day fits into minutes. Words in capitals are replaced. The fence
+# only watches, but in an act: so Allocate waits, and may refuse, whoever plays the day. In the mode observe it refuses
+# a pod only if the machine is too busy to look at a GPU in time, so it has more time in that mode.
 POLICY = """\
 name: trial
 description: The default with less patience, for trials
 defaults:
   mode: MODE
   fence: {mode: FENCE}
-  budgets: {allocate: 1s}
+  budgets: {allocate: PATIENCE}
   evict: {grace: 250ms}
   selftest: {time: 250ms}
   quarantine: {probation: {first: 1s, flap_limit: 10}}
@@ -98,7 +99,8 @@ class TrialNode:
         """Replace the policy file in one step. An unknown mode makes the file invalid."""
         self.policy.parent.mkdir(exist_ok=True)
         aside = self.policy.with_suffix(".new")
-        aside.write_text(POLICY.replace("MODE", mode).replace("FENCE", fence))
+        patience = "60s" if mode == "observe" else "1s"
+        aside.write_text(POLICY.replace("MODE", mode).replace("FENCE", fence).replace("PATIENCE", patience))
         aside.replace(self.policy)
 
     async def start_node(self) -> None:

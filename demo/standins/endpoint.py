@@ -39,6 +39,8 @@ class Endpoint:
         self.options: deviceplugin_pb2.DevicePluginOptions | None = None
         self.stopped = path is None
         self.listed = False  # whether the first list has arrived
+        self.hears = asyncio.Event()  # whether lists are taken as they arrive
+        self.hears.set()
         self.listening: asyncio.Task[None] | None = None
         self._journal = journal
         self._timing = timing
@@ -64,6 +66,7 @@ class Endpoint:
         outcome, message = "OK", ""
         try:
             async for update in self._stub().ListAndWatch(deviceplugin_pb2.Empty()):
+                await self.hears.wait()
                 replace(update.devices)
                 self.listed = True
         except grpc.aio.AioRpcError as error:

@@ -13,8 +13,8 @@ README.md lists what is copied, from which source of the kubelet, and what is no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -265,6 +265,16 @@ class Kubelet:
             self._orphans[pod.uid] = self.pods.pop(pod.uid)
         self._free_claims(pod)
         self._journal.changed()
+
+    @contextmanager
+    def hearing_nothing(self, resource: str) -> Iterator[None]:
+        """Take no list of the plugin meanwhile, as a busy kubelet does: pods still get what was listed before."""
+        hears = self._alive().clients.endpoints[resource].hears
+        hears.clear()
+        try:
+            yield
+        finally:
+            hears.set()
 
     async def end_orphan(self, pod: Pod) -> bool:
         """End the grace period of a force-deleted pod: its containers stop."""

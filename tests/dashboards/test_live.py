@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -170,6 +171,22 @@ CHECKS: tuple[Callable[[Seen], list[str]], ...] = (
 )  # fmt: skip
 
 
+async def until_seen(prometheus: Prometheus) -> None:
+    """Wait until Prometheus has scraped the present state, and has evaluated all rules afterwards."""
+
+    def scraped() -> float:
+        return float(prometheus.ask("query", query="min(timestamp(up))")["result"][0]["value"][1])
+
+    def evaluated() -> float:
+        groups = prometheus.ask("rules")["groups"]
+        return min(datetime.fromisoformat(group["lastEvaluation"]).timestamp() for group in groups)
+
+    for last in (scraped, evaluated):
+        now = time.time()
+        while await asyncio.to_thread(last) < now:  # noqa: ASYNC110 - Prometheus offers no way to wait for it
+            await asyncio.sleep(EVERY / 5)
+
+
 @asynccontextmanager
 async def a_bad_day() -> AsyncIterator[Seen]:
     """Play the whole day. At its end three GPUs are in quarantine."""
@@ -183,6 +200,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
         async def until_reported(acts) -> None:
             missing = {alert for act in acts for alert in act.alerts}
             async with asyncio.timeout(WITHIN):
+                await until_seen(prometheus)
                 while missing := missing - await asyncio.to_thread(prometheus.firing):
                     events[-1:] = [f"{events[-1].partition('; not told')[0]}; not told: {missing}"]
                     await asyncio.sleep(EVERY / 5)  # Prometheus offers no way to wait for it
@@ -199,7 +217,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_pages_and_alerts_show_a_bad_day():
     async with a_bad_day() as seen:
         by_check = {check.__name__: await asyncio.to_thread(check, seen) for check in CHECKS}

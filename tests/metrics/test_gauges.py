@@ -166,7 +166,7 @@ def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ..
     guard = SimpleNamespace(**nothing, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
     guard.lacks = lambda uuid: "no device file" if uuid in but else ""
     guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
-    guard.exempts = lambda uuid, pod, place: False
+    guard.exempts = lambda *_: False
     guard.openers, guard.lease_left, guard.stands_since = LiveOpeners(lambda: 0.0), 599.0, 1.0
     monkeypatch.setattr(node.built.service.context.observer.driver, "guard", guard)
 
@@ -250,7 +250,7 @@ async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
     assert f'autoclave_scrub_step{{gpu="0:3",step="clear",uuid="{scrubbed}"}} 1.0' in node.series()
 
 
-async def test_an_intruder_that_only_the_fence_saw_crowds_a_device(node, monkeypatch):
+async def test_an_intruder_whom_only_the_fence_counted_crowds_a_device(node, monkeypatch):
     await day(node)
     uuid = node.devices[0].uuid
     grant = Grant("grant", lives.NOW, "epoch", announced=True, receipt=lives.proof(node.record(uuid)).id)
