@@ -250,7 +250,7 @@ async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
     assert f'autoclave_scrub_step{{gpu="0:3",step="clear",uuid="{scrubbed}"}} 1.0' in node.series()
 
 
-async def test_an_intruder_whom_only_the_fence_counted_crowds_a_device(node, monkeypatch):
+async def test_a_container_that_only_the_fence_counted_crowds_a_device(node, monkeypatch):
     await day(node)
     uuid = node.devices[0].uuid
     grant = Grant("grant", lives.NOW, "epoch", announced=True, receipt=lives.proof(node.record(uuid)).id)
