@@ -99,7 +99,7 @@ class TrialNode:
         """Replace the policy file in one step. An unknown mode makes the file invalid."""
         self.policy.parent.mkdir(exist_ok=True)
         aside = self.policy.with_suffix(".new")
-        patience = "60s" if mode == "observe" else "1s"
+        patience = "4s" if mode == "observe" else "1s"
         aside.write_text(POLICY.replace("MODE", mode).replace("FENCE", fence).replace("PATIENCE", patience))
         aside.replace(self.policy)
 
