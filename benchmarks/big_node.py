@@ -23,17 +23,12 @@ async def measure(*, quick: bool) -> list[Figure]:
     """Scrubs on the fast path, on the node as it is and then with each kind of processes."""
     figures: list[Figure] = []
     scrubs = 3 if quick else SCRUBS
-    stage = Stage(1, memory=MEMORY, policy="default")
-    try:
-        await stage.start()
-        await rig.all_clean(stage)
+    async with rig.service(1, MEMORY, "default") as stage:
         for name, (size, *kind) in NODES.items():
             empty = await _scrubs(stage, scrubs)
             with processes.programs(size // 10 if quick else size, *kind):
                 full = await _scrubs(stage, scrubs)
             figures += _compared(name, empty, full, scrubs)
-    finally:
-        await stage.clear_away(keep=False)
     return figures
 
 

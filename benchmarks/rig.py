@@ -23,6 +23,7 @@ async def service(
 ) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean. ``fenced``: behind a fence, where this user can have one."""
     stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as, fenced=fenced)
+    stage.service.module = "benchmarks.whole_node"
     try:
         await stage.start()
         await all_clean(stage)

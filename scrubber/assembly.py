@@ -316,7 +316,8 @@ def build(
     if guard is not None:
         pool.on_started, pool.on_ended = guard.admit_process, guard.dismiss_process
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
-    seen_since = ObservedSince(clock.now().uptime, bystanders=ignored)
+    counts_all = guard is not None and not guard.below
+    seen_since = ObservedSince(clock.now().uptime, bystanders=ignored, counts_all=counts_all)
 
     def resetting(record: Record) -> bool:
         return reset_domains.resetting(record, ledger.records.values())

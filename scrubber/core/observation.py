@@ -54,12 +54,13 @@ class Listed(Enum):
 class FenceTells:
     """What the fence has counted for a device, and whom it lets in."""
 
+    counts_all: bool  # whoever opens the device is counted; below a group (``--cgroup-root``), only who is in it
     no_other_user: bool  # the last search found nobody but the owner, and the fence has counted nobody since
     opened: bool  # others have opened the device since the last search; also False where no fence counts
     open_to: MayOpen
 
 
-NOT_ASKED = FenceTells(no_other_user=False, opened=True, open_to=Pods(frozenset()))
+NOT_ASKED = FenceTells(counts_all=False, no_other_user=False, opened=True, open_to=Pods(frozenset()))
 """Nothing is known of the fence. Somebody may be let in, and may have opened the device."""
 
 
@@ -78,6 +79,14 @@ class Known:
     def no_holder(self) -> bool:
         """Whether the list names no holder, and explains all memory in use."""
         return self.listed is Listed.NO_HOLDER
+
+    @property
+    def no_other_user(self) -> bool:
+        """Whether the fence proves that a search would find nobody but the owner.
+
+        A fence that does not count all proves nothing: whom it does not count may have the device.
+        """
+        return self.fence.counts_all and self.fence.no_other_user
 
     @property
     def opened(self) -> bool:
@@ -135,7 +144,7 @@ TABLE = (
         "it cannot be undone, and it takes the siblings down, too",
     ),
     LookRow(
-        {Purpose.RESERVE}, _ANY - _TAKEN, lambda known: known.free_ago < A_MOMENT, Look.LAST,
+        {Purpose.RESERVE}, _ANY - _TAKEN, lambda known: known.free_ago < A_MOMENT and known.fence.counts_all, Look.LAST,
         "nobody had it a moment ago, and nobody has opened it since",
     ),
     LookRow(
@@ -144,13 +153,13 @@ TABLE = (
     ),
     LookRow(
         {Purpose.START, Purpose.CHANGE}, _ANY,
-        lambda known: known.no_holder and known.fence.no_other_user and known.fence.open_to is OpenTo.SERVICE,
+        lambda known: known.no_holder and known.no_other_user and known.fence.open_to is OpenTo.SERVICE,
         Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
     LookRow(
         {Purpose.CHANGE}, {State.IN_USE},
-        lambda known: known.no_holder and known.fence.no_other_user and known.owner_alive is False and not known.kept,
+        lambda known: known.no_holder and known.no_other_user and known.owner_alive is False and not known.kept,
         Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
     LookRow(
@@ -158,11 +167,11 @@ TABLE = (
         "an owner that has ended may have sent the open device to another process",
     ),
     LookRow(
-        {Purpose.GRANT}, _ANY, lambda known: not known.fence.no_other_user, Look.SEARCH,
+        {Purpose.GRANT}, _ANY, lambda known: not known.no_other_user, Look.SEARCH,
         "a process that only has it open is on no list",
     ),
     LookRow(
-        {Purpose.RESERVE}, _TAKEN, lambda known: not known.fence.no_other_user, Look.SEARCH,
+        {Purpose.RESERVE}, _TAKEN, lambda known: not known.no_other_user, Look.SEARCH,
         "to take it from its last owner is a decision, too, and a process that only has it open is on no list",
     ),
     LookRow(
@@ -191,7 +200,7 @@ TABLE = (
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
     LookRow(
-        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.no_other_user, Look.FENCE,
+        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.no_other_user, Look.FENCE,
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
     LookRow(

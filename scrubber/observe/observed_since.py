@@ -58,13 +58,16 @@ class ObservedSince:
         now: Callable[[], Moment] = clock.now,
         unobserved: float = UNOBSERVED,
         bystanders: Callable[[str], object] = lambda _uuid: None,
+        *,
+        counts_all: bool = False,
     ) -> None:
         """No device was observed before ``began``.
 
         ``unobserved``: the seconds after which there is a gap. ``bystanders``: the programs that do not count as
-        holders of a device under the present policy.
+        holders of a device under the present policy. ``counts_all``: whether the fence counts all others.
         """
         self._bystanders = bystanders
+        self._counts_all = counts_all
         self._unobserved = unobserved
         self._began = began
         self.now = now  # as the times of the facts tell it
@@ -254,7 +257,7 @@ class ObservedSince:
         reading, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
         uses = _counted(reading)
         opened = uses is not None and self._last_search(device).uses != uses
-        return FenceTells(self._has_no_other_user(device, reading), opened, open_to)
+        return FenceTells(self._counts_all, self._has_no_other_user(device, reading), opened, open_to)
 
     def _has_no_other_user(self, device: str, reading: UseReading | None) -> bool:
         uses, last = _counted(reading), self._last_search(device)

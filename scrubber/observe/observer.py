@@ -84,9 +84,9 @@ class Observer:
         if guard is None or last is None or last[0] is not record or last[2].holders != ():
             return None
         _, seen, facts = last
-        now = self._observed_since.now()
+        now, fence = self._observed_since.now(), self._observed_since.fence_tells(uuid)
         ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.use_reading) else math.inf
-        look = enough(purpose, Known(record, Listed.NOTHING, NOT_ASKED, owner_alive=None, free_ago=ago))
+        look = enough(purpose, Known(record, Listed.NOTHING, fence, owner_alive=None, free_ago=ago))
         return self._facts(record, seen, at=now) if look is Look.LAST else None
 
     async def _by_list(self, record: Record, purpose: Purpose) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -32,7 +33,7 @@ def known(
     searched_ago: float = math.inf,
     free_ago: float = math.inf,
 ) -> Known:
-    return Known(record, listed, FenceTells(alone, opened, open_to(record)), alive, searched_ago, free_ago)
+    return Known(record, listed, FenceTells(True, alone, opened, open_to(record)), alive, searched_ago, free_ago)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,17 @@ def test_no_list_alone_is_enough_before_a_use(purpose: Purpose) -> None:
         if record.state is State.GRANTED and open_to(record) is not OpenTo.SERVICE:
             alone = known(record, listed, alone=True, alive=alive, searched_ago=0.0)
             assert enough(purpose, alone) is SEARCH, "who is let in is not counted"
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_fence_below_a_group_makes_no_look_weaker(purpose: Purpose) -> None:
+    """It counts nobody outside, who may have the device open."""
+    sides = itertools.product(lives.LIVES.values(), Listed, (False, True), (None, True, False), (0.0, math.inf))
+    for record, listed, opened, alive, searched_ago in sides:
+        without = known(record, listed, opened=opened, alive=alive, searched_ago=searched_ago)
+        proven = replace(without.fence, counts_all=False, no_other_user=True)
+        look = enough(purpose, replace(without, fence=proven, free_ago=0.0))
+        assert (look, look in {LAST, FENCE}) == (enough(purpose, without), False)
 
 
 def test_beyond_its_list_a_scrub_goes_on_all_else_changes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,14 @@ def test_a_short_use_of_a_clean_gpu_is_noticed(service: Service, group: Path) ->
     service.hear("no longer clean: it was used without a grant, by a process of /foreign")
     after = receipts(service)
     assert (after[0] != before[0], after[1]) == (True, before[1])
+
+
+def test_a_scrub_finds_who_is_outside_of_the_fence(service: Service) -> None:
+    """This process is outside: the fence does not count it, and the driver does not list who only has the node open."""
+    service.settled(0, "clean")
+    with (service.simulated_dir / "gpu0/memory").open("rb"), service.popen("scrub", 0, stderr=subprocess.PIPE) as scrub:
+        _, said = scrub.communicate()
+    assert (scrub.returncode, f"(pid {os.getpid()}" in said) == (1, True), said
 
 
 def test_a_job_has_its_gpu_alone_also_after_a_kill(service: Service, group: Path) -> None:

@@ -163,14 +163,16 @@ PLANTED = [
     Mutant(OBSERVATION, "_always, Look.SEARCH", "_always, Look.FENCE", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.free_ago < A_MOMENT", "known.free_ago < A_WHILE", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "{Purpose.RESERVE}, _ANY - _TAKEN", "{Purpose.RESERVE}, _ANY", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, " and known.fence.counts_all, Look.LAST", ", Look.LAST", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "return self.fence.counts_all and", "return", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "{Purpose.STEP}, {State.SCRUBBING}", "{Purpose.STEP}, _ANY", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, " and known.fence.open_to is OpenTo.SERVICE,", ",", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "is False and not known.kept", "is False", tests=IN_OBSERVATION),
     Mutant(
         OBSERVATION, "lambda known: known.owner_alive is False, Look.S", "lambda _: False, Look.S", tests=IN_OBSERVATION
     ),
-    Mutant(OBSERVATION, "lambda known: not known.fence.no_other_user", "lambda _: False", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "lambda known: not known.fence.no_other_user", "lambda _: False", nth=1, tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "lambda known: not known.no_other_user", "lambda _: False", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "lambda known: not known.no_other_user", "lambda _: False", nth=1, tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "open_to is not OpenTo.SERVICE, Look", "open_to is OpenTo.ALL, Look", tests=IN_OBSERVATION),
     Mutant(
         OBSERVATION, "lambda known: known.listed is not Listed.NOTHING, L", "lambda _: True, L", tests=IN_OBSERVATION
@@ -181,7 +183,7 @@ PLANTED = [
     Mutant(OBSERVATION, "known.idle_owner and known.searched_ago < LATELY", "known.idle_owner", tests=IN_OBSERVATION),
     Mutant(
         OBSERVATION,
-        "known.no_holder and known.fence.no_other_user, Look",
+        "known.no_holder and known.no_other_user, Look",
         "known.no_holder, Look",
         tests=IN_OBSERVATION,
     ),

@@ -104,7 +104,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
-    since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders)
+    since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders, counts_all=True)
     made.observer = Observer(driver, search, tmp_path, since, lives.no_reset)
     guard.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)

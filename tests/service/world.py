@@ -387,7 +387,7 @@ class World:
         caller = cast("Caller", PretendCaller(self.chance))
         driver = DriverCalls(self.node, self.node.boot_id, guard=self._guard(), caller=caller)
         unobserved = max(UNOBSERVED, 3 * self._interval)
-        since = ObservedSince(self.node.now().uptime, self.node.now, unobserved)
+        since = ObservedSince(self.node.now().uptime, self.node.now, unobserved, counts_all=True)
 
         def resetting(record: Record) -> bool:
             return reset_domains.resetting(record, ledger.records.values())
