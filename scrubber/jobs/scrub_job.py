@@ -47,7 +47,7 @@ class ScrubJob:
         self.progress = JobProgress(context.now)
         self.receipt: Receipt | None = None
         self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
-        self.used_in_passing = False  # it failed because a process has used the device, which has left again
+        self._used_in_passing = False  # a process has used the device and has left again: so there is no proof
         self.finished = asyncio.Event()
         self._context = context
         self._policy = device_policy.policy
@@ -65,6 +65,14 @@ class ScrubJob:
     def step(self) -> Step | None:
         """The present step; None while the job waits for its turn."""
         return self.progress.step
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without a proof, for a reason that may hold for the next job as well.
+
+        Not if it was cancelled, or if a process has used the device and has left again.
+        """
+        return self.finished.is_set() and self.receipt is None and not (self._cancelled or self._used_in_passing)
 
     async def updates(self) -> AsyncIterator[None]:
         """Yields once after each change until the job is over. Any number of callers may wait."""
@@ -153,7 +161,7 @@ class ScrubJob:
         event = events[0]
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
-        self.used_in_passing = isinstance(event, ev.ScrubFailed) and event.unnamed
+        self._used_in_passing = isinstance(event, ev.ScrubFailed) and event.unnamed
         return not isinstance(event, ev.Escalated)
 
     async def _judged(self, record: Record, job: Job, path: PathRun) -> tuple[verdict.Verdict, Vitals | None]:

@@ -178,8 +178,6 @@ class TenantRequests:
                     grants += 1
                     await self._record_grants(request, ForPod(announced=True), at_start=True)
                 await self._start_jobs(request)
-            for device in request.waits:  # its scrub passed, and another pod was first
-                request.joined.pop(device, None)
             await self._wait(request)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
 
@@ -443,7 +441,8 @@ class TenantRequests:
                     raise NotReady(Reason.SCRUBBING, why, answers.TRY_AGAIN, device=device)
                 # Otherwise the job has ended since the decision: the next round decides again.
         request.running = running
-        request.joined |= {job.device: job for job in running}
+        waits = request.waits  # what is in the way may have ended the last job. When it is gone, another one may pass
+        request.joined = {it.device: it for it in (*request.joined.values(), *running) if it.device not in waits}
 
     async def _wait(self, request: Request) -> None:
         """Return when the answers may have changed. Raises NotReady when a deadline has passed."""
@@ -525,13 +524,13 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
 def _raise_refusals(request: Request) -> None:
     """Raise if one device is refused, or if its scrub, for which this request has waited, has failed.
 
-    A scrub that a short use has disturbed is repeated: the request continues to wait.
+    If the device needs another scrub for any other reason, the request continues to wait.
     """
     for device, answer in request.replies.items():
         if isinstance(answer, answers.Refuse):
             raise _error(answer, device)
         job = request.joined.get(device)
-        if isinstance(answer, answers.Scrub) and job is not None and not job.used_in_passing:
+        if isinstance(answer, answers.Scrub) and job is not None and job.failed:
             why = f"cannot {request.action.value} {device}: its scrub failed"
             raise NotReady(
                 Reason.SCRUB_FAILED, why, f"on its node, `autoclave explain {device}` says why", device=device

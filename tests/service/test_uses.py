@@ -138,6 +138,57 @@ async def test_a_request_outlasts_a_use_in_passing(begin):
     assert len(rows(world, ev.ScrubFailed, device)) == 1
 
 
+@pytest.mark.parametrize("ask", ["TenantRequests.acquire", "TenantRequests.start"])
+async def test_a_request_outlasts_a_process_that_ended_its_scrub(begin, ask):
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.tenant_requests.distrust(device, "a test")
+    waiting = asyncio.ensure_future(OBSERVE[ask](world, device))
+    await at_step(world, device, Step.VERIFY)
+    holder = world.intrude(device, container=True)
+    await world.reach(device, State.DIRTY)
+    await asyncio.sleep(0.2)
+    world.node.leave(holder)
+    await waiting
+    assert (scrubs(world, device), len(rows(world, ev.ScrubFailed, device))) == (passed + 1, 1)
+
+
+async def test_a_request_outlasts_a_use_of_what_it_had_scrubbed(begin):
+    """It waits for another GPU meanwhile. The scrub passed, so it did not fail."""
+    world = await unobserved(begin)
+    device, other = world.uuids
+    passed, tenant = scrubs(world, device), await world.tenancy(other)
+    await world.tenant_requests.distrust(device, "a test")
+    waiting = asyncio.create_task(world.acquire("pod", device, other))
+    await world.reach(device, State.CLEAN)
+    await asyncio.sleep(0.1)
+    world.node.leave(world.intrude(device))
+    await asyncio.sleep(0.1)
+    world.node.end_container(tenant)
+    assert len(await waiting) == 2
+    assert scrubs(world, device) == passed + 2
+
+
+async def test_a_request_outlasts_a_scrub_that_was_cancelled(begin):
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.tenant_requests.distrust(device, "a test")
+    waiting = asyncio.create_task(world.acquire("pod", device))
+    await at_step(world, device, Step.VERIFY)
+    await world.life.jobs.cancel(device)
+    assert len(await waiting) == 1
+    assert scrubs(world, device) == passed + 1
+
+
+async def test_two_requests_that_wait_for_one_scrub_both_get_it(begin):
+    """The second one lets the GPU be scrubbed again: the first one may have used it."""
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.tenant_requests.distrust(device, "a test")
+    await asyncio.gather(*(world.acquire(pod, device) for pod in ("first", "second")))
+    assert scrubs(world, device) == passed + 2
+
+
 async def test_a_use_counter_that_cannot_answer_ends_the_proof(begin):
     """It may have missed a use. Nobody gets the device meanwhile, and the sentence says what to do."""
     world = await unobserved(begin)
