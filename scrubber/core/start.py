@@ -167,10 +167,9 @@ def _again(
     ailment, owner = record.health.ailment, record.tenancy.owner
     if ailment is not None and ailments.remedy(ailment).doubtful:
         return answers.sick(Action.START_ON, record)
-    crowded = owner is not None and owner.crowded
     siblings = any(holder.container == pod for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders) and policy.model is not Starts.PER_POD
-    why = CROWDED if crowded else LEFT_BEHIND if leftovers else why_clean
+    why = CROWDED if record.tenancy.is_crowded else LEFT_BEHIND if leftovers else why_clean
     if why is None:
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
