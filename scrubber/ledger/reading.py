@@ -14,7 +14,7 @@ from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core import states
 from scrubber.core.record import Record
-from scrubber.ledger import database, entry_queries, tree
+from scrubber.ledger import database, entry_queries, ledger_rows, tree
 from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.sqlite_errors import translated
@@ -38,6 +38,12 @@ class LedgerFile:
         """The newest entries of the window, of one device or of all, newest last."""
         with consistent_view(LedgerPaths(self.path)) as connection:
             return HistoryPage(entry_queries.newest_entries(connection, device, since, limit, window))
+
+    def signed_by(self) -> str:
+        """The id of the key that signs its receipts, as its newest note says; empty without a note."""
+        with consistent_view(LedgerPaths(self.path)) as connection:
+            note = database.last_note(connection, ledger_rows.KEY)
+            return str(json.loads(note)["key"]) if note is not None else ""
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That a row is in the tree of the first ``size`` rows; and the row's hash."""

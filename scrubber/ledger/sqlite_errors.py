@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import sqlite3
 from collections.abc import Iterator
@@ -40,17 +41,13 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
     """Why the file cannot be used now, and what to do; empty if it is damaged."""
     full = "the disk is full or a size limit is reached", f"free some space under {path.parent}"
     read_only = "it is read-only", f"mount {path.parent} writable, or correct its permissions"
-    forbidden = (
-        "this user may not open it",
-        f"become the user of the service, or correct the permissions of {path.parent}",
-    )
     if isinstance(error, OSError):
         if isinstance(error, ForeignFileError):
             return f"{error.filename}: {error.why}", error.remedy
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return full
         if error.errno in (errno.EACCES, errno.EPERM):
-            return forbidden
+            return _forbidden(Path(error.filename or path))
         if error.errno == errno.EROFS:
             return read_only
         return f"{error.strerror or error}", "check the kernel log and the disk"
@@ -70,6 +67,8 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
             )
             why += f"created in {path.parent}"
             return why, f"copy all files of {path.parent} to a directory that you can write to, and name that directory"
+        case sqlite3.SQLITE_CANTOPEN if closed := _closed(path):
+            return _forbidden(closed)
         case sqlite3.SQLITE_CANTOPEN:
             return "it cannot be opened", f"check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
@@ -79,6 +78,17 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
             return f"the disk reports an I/O error ({name})", "check the kernel log and the disk"
         case _:
             return ()
+
+
+def _forbidden(file: Path) -> tuple[str, str]:
+    remedy = "run this as the user of the service (usually root); if that user has no permission either, give that "
+    return f"uid {os.geteuid()} has no permission to open {file.name}", f"{remedy}user the file: `chown USER {file}`"
+
+
+def _closed(path: Path) -> Path | None:
+    """The first of SQLite's files that is there, and that this user may not read."""
+    files = (path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm"))
+    return next((file for file in files if os.access(file, os.F_OK) and not os.access(file, os.R_OK)), None)
 
 
 def _lacks_index(path: Path) -> bool:

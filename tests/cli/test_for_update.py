@@ -3,19 +3,28 @@
 import json
 import os
 import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+from autoclave.doctor.facts import update_facts
 from ground import boot, paths
-from scrubber.ledger import database, reading
+from scrubber.core.model import Moment
+from scrubber.ledger import database, ledger_rows, opening, reading
 from scrubber.ledger.ledger_files import LedgerPaths
+from scrubber.receipts.endorsement import announcement
+from scrubber.receipts.key import make_next, open_key, read_key
 from tests import older_states
 
 STATES = {int(older_states.name(path).partition("-")[0]): path for path in older_states.OF_ONE_STORY}
 NEWEST = max(STATES)
+CHART_VALUES = Path(__file__).parents[2] / "deploy/helm/autoclave/values.yaml"
 
 
 def boot_of(place: Path) -> str:
@@ -86,7 +95,7 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
 def test_the_file_of_a_ledger_will_do(state, examine):
     place = state(NEWEST)
     code, found = examine(place)
-    assert examine(paths.ledger(place)) == (code, [it for it in found if it[1] != "disk"])
+    assert examine(paths.ledger(place)) == (code, [it for it in found if it[1] not in {"disk", "receipt-key"}])
 
 
 @pytest.mark.parametrize(
@@ -280,6 +289,35 @@ def test_a_shipped_policy_that_does_not_exist_is_named(state, examine, tmp_path)
     assert "policy.shipped of the values was not read" in texts(found, "policy", "warning")[0]
 
 
+@pytest.mark.parametrize(
+    ("last", "values", "says"),
+    [
+        (None, None, "default, the last one of this node (--policy names another one)"),
+        (REFUSES, None, "mine ({}/last-policy.yaml), the last one of this node (--policy names another one)"),
+        (REFUSES, "{}", "default, which the chart chooses, because the values choose none"),
+        (REFUSES, "policy: {fence: hold}", "default, which the chart chooses, because the values choose none"),
+        (REFUSES, "policy: {shipped: fast}", "fast"),
+    ],
+)
+def test_who_chooses_the_policy_is_said(state, examine, tmp_path, last, values, says):
+    place = state(NEWEST)
+    if last is not None:
+        paths.last_policy(place).write_text(last)
+    (tmp_path / "values.yaml").write_text(values or "")
+    _, found = examine(place, *(() if values is None else ("--values", tmp_path / "values.yaml")))
+    assert texts(found, "policy") == [f"this version takes the policy {says.format(place)}"]
+
+
+def test_the_chart_chooses_the_policy_that_is_judged_without_values():
+    chart = YAML(typ="safe").load(CHART_VALUES.read_text())
+    assert chart["policy"]["shipped"] == update_facts.OF_CHART
+    assert (chart["policy"]["inline"], chart["policy"]["existingConfigMap"], chart["policy"]["byNodeLabel"]) == (
+        "",
+        "",
+        {},
+    )
+
+
 NOT_KEPT = "its service does not start, and has kept no other policy: "
 KEEPS = "its service keeps the last policy, mine"
 INLINE = f"policy: {{inline: {json.dumps(UNREADABLE)}}}"
@@ -290,7 +328,7 @@ INLINE = f"policy: {{inline: {json.dumps(UNREADABLE)}}}"
     [
         (None, INLINE, NOT_KEPT),
         (REFUSES, INLINE, NOT_KEPT),  # nobody knows of which file
-        (f"# /etc/p.yaml\n{UNREADABLE}", "{}", NOT_KEPT),
+        (f"# /etc/p.yaml\n{UNREADABLE}", "", NOT_KEPT),
         (f"# /etc/p.yaml\n{UNREADABLE}", INLINE, "does not start, because it also refuses the last policy, /"),
         (f"# /etc/p.yaml\n{REFUSES}", INLINE, "because its last policy is of another file, /etc/p.yaml: "),
         (f"# /etc/autoclave/policy/policy.yaml\n{REFUSES}", INLINE, f"{KEEPS}: "),
@@ -302,21 +340,66 @@ def test_a_refused_policy_says_what_the_service_does(state, examine, tmp_path, k
     if kept is not None:
         paths.last_policy(place).write_text(kept)
     (tmp_path / "p.yaml").write_text(UNREADABLE)
-    (tmp_path / "values.yaml").write_text(values or "{}")
-    flags = ("--policy", tmp_path / "p.yaml") if values is None else ("--values", tmp_path / "values.yaml")
-    code, found = examine(place, *flags)
+    (tmp_path / "values.yaml").write_text(values or "")
+    named = ["--policy", tmp_path / "p.yaml"] if values is None else ["--values", tmp_path / "values.yaml"]
+    code, found = examine(place, *(named if values != "" else ()))
     [text] = texts(found, "policy", "broken")
     assert (code, says in text) == (1, True)
 
 
-def test_a_key_of_receipts_that_is_missing_is_named(state, examine):
+def replace_key(folder: Path) -> None:
+    shutil.rmtree(folder)
+    open_key(folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says", "remedy"),
+    [
+        (lambda key: (key / "key.pem").unlink(), "/key.pem is missing", "restore it from a copy, or stop the service"),
+        (lambda key: (key / "secret").unlink(), "/secret is missing", "restore it from a copy, or stop the service"),
+        (
+            lambda key: (key / "secret").write_bytes(b"short"),
+            "/secret: it has 5 bytes, not 32",
+            "restore it from a copy",
+        ),
+        (lambda key: (key / "key.pem").write_bytes(b""), "/key.pem: it holds no Ed25519 key", "restore it from a copy"),
+        (lambda key: (key / "secret").chmod(0o640), "/secret: its mode is 0640", "chmod 600 "),
+        (lambda key: key.chmod(0o777), "receipt-key: other users may write to it", "`chown -R "),
+        (shutil.rmtree, "receipt-key is missing, so the service makes a new key", "back from a copy; or give"),
+        (replace_key, "receipt-key holds another key, ", "back from a copy; or give the public key"),
+    ],
+)
+def test_a_key_of_receipts_that_signs_no_more_is_named(state, examine, spoil, says, remedy):
     place = state(NEWEST)
-    assert texts(examine(place)[1], "receipt-key") == []
-    (paths.receipt_key(place) / "key.pem").unlink()
+    [fine] = texts(examine(place)[1], "receipt-key", "ok")
+    signer = fine.removeprefix("receipts stay signed by the key ")
+    spoil(paths.receipt_key(place))
     code, found = examine(place)
-    [text] = texts(found, "receipt-key", "warning")
-    assert (code, text.startswith(f"{paths.receipt_key(place)}/key.pem is missing: ")) == (0, True)
+    [(level, _, text, advice)] = [it for it in found if it[1] == "receipt-key"]
+    assert (code, level, text.startswith(f"the key {signer} no longer signs receipts: ")) == (0, "warning", True)
+    assert (says in text, remedy in advice) == (True, True), (text, advice)
     assert texts(examine(paths.ledger(place))[1], "receipt-key") == [], "a copy may lie anywhere"
+
+
+def test_a_key_that_will_be_replaced_vouches_for_the_next(state, examine):
+    place = state(NEWEST)
+    next_one = make_next(place)
+    [text] = texts(examine(place)[1], "receipt-key", "ok")
+    assert text.endswith(f"; from the next start on, by the key {next_one.key_id}, for which it vouches")
+    store, _ = opening.open_or_set_aside(paths.ledger(place), Moment(1.0, 1.0))
+    store.write_note(ledger_rows.KEY, Moment(1.0, 1.0), announcement(read_key(place)))  # and then it was killed
+    store.close()
+    assert texts(examine(place)[1], "receipt-key", "ok") == [text]
+
+
+def test_a_state_without_signed_receipts_needs_no_key(examine, tmp_path):
+    store, _ = opening.open_or_set_aside(paths.ledger(tmp_path), Moment(1.0, 1.0))
+    store.close()
+    tmp_path.chmod(0o700)
+    assert texts(examine(tmp_path)[1], "receipt-key") == []
+    paths.receipt_key(tmp_path).mkdir(0o700)
+    [text] = texts(examine(tmp_path)[1], "receipt-key", "warning")
+    assert text.startswith("receipts are not signed: cannot use the key of receipts: ")
 
 
 def test_a_state_directory_of_others_is_broken(state, examine):
@@ -332,12 +415,53 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     assert (code, f"{paths.ledger(place)}: other users may write to it; if it is our file" in text) == (1, True)
     assert text.startswith("the service starts, but hands out no GPU: ")
     paths.ledger(place).chmod(0o600)
-    head = LedgerPaths(paths.ledger(place)).head
-    head.chmod(0o666)
-    [text] = texts(examine(place)[1], "ledger", "broken")
-    assert f"{head}: other users may write to it" in text
+    ledger = LedgerPaths(paths.ledger(place))
+    for file in (ledger.head, ledger.lock):
+        file.chmod(0o666)
+        [text] = texts(examine(place)[1], "ledger", "broken")
+        assert f"cannot use {file}: other users may write to it" in text
+        file.chmod(0o600)
+    ledger.lock.chmod(0o666)
     code, found = examine(paths.ledger(place))
     assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another user takes root")
+def test_the_state_of_another_user_is_not_judged(state, examine):
+    place = state(NEWEST)
+    os.chown(place, 4711, 4711)
+    code, found = examine(place)
+    [(_, _, text, remedy)] = [it for it in found if it[:2] == ("broken", "ledger")]
+    assert (code, text.startswith(f"{place} belongs to uid 4711, and this check runs as uid 0: it does not")) == (
+        1,
+        True,
+    )
+    assert f"`sudo -u '#4711' autoclave doctor --for-update {place}`" in remedy
+    assert (texts(found, "receipt-key"), len(texts(found, "quarantine"))) == ([], 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes root, and setpriv, to give up")
+def test_what_this_user_cannot_read_is_said(state):
+    place = state(NEWEST)
+    without_rights = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-m", "autoclave")
+
+    def examined() -> subprocess.CompletedProcess[str]:
+        command = [*without_rights, "doctor", "--for-update", place]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    paths.last_policy(place).write_text("name: mine\n")
+    for path in (paths.receipt_key(place), paths.last_policy(place)):
+        path.chmod(0o700)
+        os.chown(path, 4711, 4711)
+    report = " ".join(examined().stdout.split())
+    assert f"the last policy of the node, {paths.last_policy(place)}, cannot be read (Permission denied): no" in report
+    assert f"cannot use the key in {paths.receipt_key(place)}: it belongs to another user (uid 4711); `chown" in report
+    for name in ("ledger.db-wal", "ledger.db.head"):
+        os.chown(place / name, 4711, 4711)
+        run = examined()
+        assert (run.returncode, run.stdout) == (1, "")
+        assert f"ledger.db: uid 0 has no permission to open {name}; run this as the user of the service" in run.stderr
+        os.chown(place / name, 0, 0)
 
 
 def spoil(kind, place, folder):

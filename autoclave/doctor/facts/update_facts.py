@@ -8,26 +8,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import TypeVar
 
-from autoclave.doctor.facts import chart_values, posture
+from autoclave.doctor.facts import chart_values, state_directory
 from autoclave.doctor.facts.chart_values import Values, value_of
-from autoclave.doctor.node_facts import CheckFault, Room
-from ground import boot, errors, paths, private_files
+from autoclave.doctor.facts.state_directory import StateDirectory
+from ground import boot, paths
 from ground.documents.faults import DocumentError, DocumentFault
 from policies import load
 from policies.policy_model import FenceMode, PolicySet
 from scrubber.core.events import PolicyInForce
 from scrubber.ledger.entry_queries import Window
-from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.ledger_rows import KINDS
 from scrubber.ledger.reading import LedgerFile
 from scrubber.policy import digest_of
-from scrubber.receipts.key import KEY
 
 ELSEWHERE = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that the file does not have
 IN_PODS = "/etc/autoclave/policy"  # where the chart mounts the policy
+OF_CHART = "default"  # the policy that the chart takes if the values choose none
+
+
+class Choice(Enum):
+    """What chooses the policy that comes into force."""
+
+    NAMED = "a flag or the values"
+    CHART = "the chart, because the values choose none"
+    LAST = "the node, which keeps its last one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +42,11 @@ class PolicyAsRead:
     """A policy as this version reads it."""
 
     source: str  # a file, a value of the chart, or a name
-    policies: PolicySet | None  # None: it has faults, or was not found
+    policies: PolicySet | None  # None: it has faults, or was not read
     faults: tuple[DocumentFault, ...] = ()
     outdated: tuple[load.PolicyWarning, ...] = ()
-    place: str = ""  # the path of the file for the service, if that is known
-
-
-@dataclass(frozen=True, slots=True)
-class LastPolicy(PolicyAsRead):
-    """The policy that was last in force on the node, with this version's meaning of each field."""
-
-    copied_from: str = ""  # the policy file of the service, of which this one is a copy; empty if it is of none
-    with_fence: bool = False  # whether it has the fence of the last service, which a flag may have chosen
-
-
-@dataclass(frozen=True, slots=True)
-class StateFault:
-    """Why the service cannot use its state directory, and what to do."""
-
-    why: str
-    starts: bool = False  # but it hands out no GPU
+    place: str = ""  # the policy file of the service; empty if it has none, or if that is not known
+    unread: str = ""  # why it was not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +54,17 @@ class Update:
     """All that is known before an update."""
 
     ledger: LedgerFile
+    signed_by: str  # the id of the key that signed the receipts in it; empty if none did
+    state: StateDirectory | None  # None if a ledger alone was named
     policy: PolicyAsRead  # which comes into force
+    choice: Choice
     unread: tuple[str, ...]  # the values with the policy of the node, which was not read
-    last: LastPolicy
+    last: PolicyAsRead  # which was last in force on the node, with this version's meaning of each field
+    fence_known: bool  # whether it has the fence of the last service, which a flag may have chosen
     values: Values  # of the chart; empty if no file was named
     flags: Mapping[str, Collection[str]]  # those that programs of this version take, by the value that adds some
     boot_id: str  # of the machine on which the doctor runs
     uptime: float  # of the same
-    fault: StateFault | None
-    key_missing: str  # the file of the key of receipts, if it does not exist
-    room: Room | CheckFault | None  # in it; None if a ledger alone was named
 
 
 def gather(
@@ -84,32 +77,33 @@ def gather(
     """What is known before an update. FatalError or DocumentError if a file that was named cannot be read.
 
     ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None if none was
-    named: then it is that of the values, or the last one of the node.
+    named: then it is that of the values and the chart, or without values the last one of the node.
     """
     given = chart_values.read_values(values) if values is not None else {}
     unread, written = _unread(policy, given), _last(ledger)
-    last = _with_fence(written, ledger)
-    kept = last if values is None else written  # the values say which fence replaces that of the policy, if any
-    next_one = _fenced(_policy_to_come(policy, given, str(values), unread) or kept, value_of(given, "policy.fence"))
-    here = boot.boot_id(), boot.uptime()
-    room = posture.room_in(str(state)) if state is not None else None
-    key = paths.receipt_key(state) / KEY if state is not None else None
-    missing = str(key) if key is not None and not key.exists() else ""
-    return Update(ledger, next_one, unread, last, given, flags, *here, _fault(state), missing, room)
-
-
-def _fault(state: Path | None) -> StateFault | None:
-    if state is None:
-        return None
-    try:
-        if why := private_files.directory_fault(state, private_files.NOT_TO_CHANGE):
-            return StateFault(errors.joined(why, private_files.MAKE_PRIVATE))
-        LedgerPaths(paths.ledger(state)).check(private_files.demand_own)
-    except private_files.ForeignFileError as error:
-        return StateFault(f"{error.filename}: {error.strerror}", starts=True)
-    except OSError as error:
-        return StateFault(f"{error.strerror}")
-    return None
+    in_force = _as_in_force(written, ledger)
+    if policy is not None:
+        choice, chosen = Choice.NAMED, _named(policy)
+    elif values is None:
+        choice, chosen = Choice.LAST, in_force or written
+    elif unread:
+        choice, chosen = Choice.LAST, written  # the values say which fence replaces that of the policy, if any
+    else:
+        choice, chosen = _of_values(given, str(values))
+    return Update(
+        ledger,
+        ledger.signed_by(),
+        state_directory.look(state) if state is not None else None,
+        _fenced(chosen, value_of(given, "policy.fence")),
+        choice,
+        unread,
+        in_force or written,
+        in_force is not None,
+        given,
+        flags,
+        boot.boot_id(),
+        boot.uptime(),
+    )
 
 
 def _unread(named: str | None, values: Values) -> tuple[str, ...]:
@@ -122,17 +116,16 @@ def _unread(named: str | None, values: Values) -> tuple[str, ...]:
     return (*elsewhere, "policy.shipped") if unknown else elsewhere
 
 
-def _policy_to_come(named: str | None, values: Values, file: str, unread: tuple[str, ...]) -> PolicyAsRead | None:
-    """The policy that was named, else that of the values; None if the node keeps the last one."""
+def _named(policy: str) -> PolicyAsRead:
+    return _shipped(policy) if policy in load.shipped() else _from_bytes(load.read(policy), policy)
+
+
+def _of_values(values: Values, file: str) -> tuple[Choice, PolicyAsRead]:
     inline, shipped = value_of(values, "policy.inline"), value_of(values, "policy.shipped")
-    if named is not None:
-        return _shipped(named) if named in load.shipped() else _from_bytes(load.read(named), named)
-    if unread:
-        return None
     if isinstance(inline, str) and inline:
         place = f"{IN_PODS}/{value_of(values, 'policy.key') or 'policy.yaml'}"
-        return replace(_from_bytes(inline.encode(), f"{file}, policy.inline"), place=place)
-    return _shipped(shipped) if shipped is not None else None
+        return Choice.NAMED, replace(_from_bytes(inline.encode(), f"{file}, policy.inline"), place=place)
+    return (Choice.CHART, _shipped(OF_CHART)) if shipped is None else (Choice.NAMED, _shipped(shipped))
 
 
 def _from_bytes(text: bytes, source: str) -> PolicyAsRead:
@@ -155,29 +148,31 @@ def _shipped(name: str) -> PolicyAsRead:
     return PolicyAsRead(name, load.load(name))
 
 
-def _last(ledger: LedgerFile) -> LastPolicy:
+def _last(ledger: LedgerFile) -> PolicyAsRead:
     """The policy that the service has kept, as it does of a file; else the shipped one that the ledger names."""
     kept = paths.last_policy(ledger.path.parent)
-    name, _ = _last_in_force(ledger)
-    if kept.exists():
-        text = load.read(str(kept))
-        first, _, rest = text.partition(b"\n")
-        copied_from = first[2:].decode(errors="replace") if first.startswith(b"# ") else ""
-        # without the first line, so that faults name the lines of that file
-        found = _from_bytes(rest, copied_from) if copied_from else _from_bytes(text, str(kept))
-    else:
-        found, copied_from = _shipped(name) if name in load.shipped() else PolicyAsRead(name, None), ""
-    return LastPolicy(found.source, found.policies, found.faults, found.outdated, copied_from, copied_from)
+    if not kept.exists():
+        name, _ = _last_in_force(ledger)
+        return _shipped(name) if name in load.shipped() else PolicyAsRead(name, None, unread="is not in its state")
+    try:
+        text = kept.read_bytes()
+    except OSError as error:
+        return PolicyAsRead(str(kept), None, unread=f"cannot be read ({error.strerror})")
+    first, _, rest = text.partition(b"\n")
+    if not first.startswith(b"# "):
+        return _from_bytes(text, str(kept))
+    file = first[2:].decode(errors="replace")  # of which it is a copy
+    return replace(_from_bytes(rest, file), place=file)  # without the first line: faults name the lines of that file
 
 
-def _with_fence(last: LastPolicy, ledger: LedgerFile) -> LastPolicy:
-    """With the fence of the last service, if the digest in the ledger tells it: an older version had other digests."""
+def _as_in_force(last: PolicyAsRead, ledger: LedgerFile) -> PolicyAsRead | None:
+    """With the fence of the last service. None if the digest in the ledger tells none: an older version had others."""
     _, digest = _last_in_force(ledger)
     for mode in (None, *FenceMode):
         fenced = _fenced(last, mode)
         if fenced.policies is not None and digest_of(fenced.policies) == digest:
-            return replace(fenced, with_fence=True)
-    return last
+            return fenced
+    return None
 
 
 def _last_in_force(ledger: LedgerFile) -> tuple[str, str]:
@@ -191,10 +186,7 @@ def _last_in_force(ledger: LedgerFile) -> tuple[str, str]:
     return ("" if newest is None else newest.policy.partition("/")[0]), ""
 
 
-P = TypeVar("P", bound=PolicyAsRead)
-
-
-def _fenced(policy: P, mode: object) -> P:
+def _fenced(policy: PolicyAsRead, mode: object) -> PolicyAsRead:
     """With this fence instead of the policy's, as the values or a flag choose it."""
     if policy.policies is None or mode not in {each.value for each in FenceMode}:
         return policy

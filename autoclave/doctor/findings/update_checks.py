@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autoclave.doctor.facts import chart_values
-from autoclave.doctor.facts.update_facts import PolicyAsRead, Update
+from autoclave.doctor.facts.update_facts import Choice, PolicyAsRead, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
 from autoclave.doctor.findings import node_checks
+from autoclave.doctor.node_facts import CheckFault
 from ground.quantities import quantity
 from policies import load, match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
@@ -34,6 +35,12 @@ BY_A_TEST = "by a self-test, because the test that may end its quarantine is due
 CHOOSE_A_TIME = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
 WHERE = "on a node with version 2 of control groups"
 KEEP_THE_FENCE = "if this is not intended, set `fence.mode` of the policy or policy.fence of the values as before"
+
+# What the finding about a policy adds, if neither a flag nor the values name it.
+CHOSEN = {
+    Choice.CHART: ", which the chart chooses, because the values choose none",
+    Choice.LAST: ", the last one of this node (--policy names another one)",
+}
 
 # What the chart accepts, of the values that choose a policy.
 CHOICES = {"policy.shipped": load.shipped(), "policy.fence": ("", *(mode.value for mode in FenceMode))}
@@ -81,10 +88,7 @@ def judge(update: Update) -> tuple[Finding, ...]:
 def _ledger(update: Update) -> Iterator[Finding]:
     """The ledger is taken over."""
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
-    if update.fault is not None:
-        does = "starts, but hands out no GPU" if update.fault.starts else "does not start"
-        text = f"the service {does}: it cannot use the state directory {ledger.path.parent}: {update.fault.why}"
-        yield broken(text, "then check the update again")
+    yield from _state(update)
     if ledger.version == database.VERSION:
         yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
         return
@@ -100,10 +104,26 @@ def _ledger(update: Update) -> Iterator[Finding]:
         yield ok("the ledger may grow to about 300 MiB, before to 140: --evidence-rows of the service chooses")
 
 
+def _state(update: Update) -> Iterator[Finding]:
+    """The service can use the state directory."""
+    state = update.state
+    if state is not None and state.owner != state.user:
+        text = f"{state.path} belongs to uid {state.owner}, and this check runs as uid {state.user}: it does not know "
+        text += "whether a service of that user can use the ledger and the key of receipts"
+        become, place = f"sudo -u '#{state.owner}'" if state.owner else "sudo", state.path.absolute()
+        remedy = (
+            f"check as that user: `{become} autoclave doctor --for-update {place}`; or, if the service runs as uid "
+        )
+        yield broken(text, f"{remedy}{state.user}, `chown -R {state.user} {place}`")
+    if state is not None and state.fault is not None:
+        does = "starts, but hands out no GPU" if state.fault.starts else "does not start"
+        yield broken(f"the service {does}: it cannot use {state.fault.why}", "then check the update again")
+
+
 def _disk(update: Update) -> Iterator[Finding]:
     """The ledger has room."""
-    if update.room is not None:
-        yield node_checks.room_for_ledger(str(update.ledger.path.parent), update.room)
+    if update.state is not None:
+        yield node_checks.room_for_ledger(str(update.state.path), update.state.room)
 
 
 def _list(update: Update, name: str) -> list[object]:
@@ -144,14 +164,23 @@ def _owners(update: Update) -> Iterator[Finding]:
 
 
 def _key(update: Update) -> Iterator[Finding]:
-    """The key that signs the receipts is there."""
-    signed = any(it.scrubs.receipt is not None and it.scrubs.receipt.envelope for it in update.ledger.records.values())
-    if signed and update.key_missing:
-        text = f"{update.key_missing} is missing: the receipts of this node were signed with its key. The service "
-        text += "makes a new key if the whole directory is missing, and otherwise signs nothing"
-        yield warning(
-            text, "put the directory back from a copy, or collect the new public key: `autoclave receipt key`"
-        )
+    """The key that signed the receipts goes on to sign them."""
+    state, before = update.state, update.signed_by
+    if state is None or state.owner != state.user:
+        return
+    keys, folder = state.keys, state.key_folder
+    anew = f"put {folder} back from a copy; or give the public key to those who verify receipts, after the update: "
+    anew += "`autoclave receipt key` prints it"
+    stops = f"the key {before} no longer signs receipts" if before else "receipts are not signed"
+    if isinstance(keys, CheckFault):
+        own = f"`chown -R {state.user} {folder}` and `chmod -R go-rwx {folder}`"
+        if before or not keys.absent:
+            yield warning(f"{stops}: {keys.text}", anew if keys.absent else keys.remedy or own)
+    elif before and before not in keys:
+        yield warning(f"{stops}: {folder} holds another key, {' and '.join(keys)}", anew)
+    else:
+        rotated = [f"; from the next start on, by the key {key}, for which it vouches" for key in keys[1:]]
+        yield ok(f"receipts stay signed by the key {keys[0]}{''.join(rotated)}")
 
 
 def _owner(record: Record) -> str:
@@ -176,28 +205,27 @@ def _policy(update: Update) -> Iterator[Finding]:
         named = ", ".join(update.unread)
         text = f"the policy in {named} of the values was not read: the last one of the node is judged"
         yield warning(text, "name the policy of this node by --policy, if it changes with the update")
-    if policy.policies is None and not policy.faults:
-        text = f"the last policy of the node{f', {policy.source},' * bool(policy.source)} is not in its state"
+    if policy.unread:
+        text = f"the last policy of the node{f', {policy.source},' * bool(policy.source)} {policy.unread}"
         remedy = "name the policy of this node by --policy: the findings `fence` and `scrub` need it"
         yield warning(f"{text}: no policy was judged", remedy)
-    if policy.policies is not None and not policy.outdated:
-        last = ", the last one of the node: the values choose none" if update.values and policy is update.last else ""
-        yield ok(f"this version takes the policy {_called(policy, policy.policies)}{last}")
+    if policy.policies is not None:
+        yield ok(f"this version takes the policy {_called(policy, policy.policies)}{CHOSEN.get(update.choice, '')}")
 
 
 def _started(update: Update) -> str:
     """What a service of this version does at its start with a policy that it refuses."""
     policy, last = update.policy, update.last
-    if not last.copied_from or policy is last:
+    if not last.place or update.choice is Choice.LAST:
         return "its service does not start, and has kept no other policy"
     if last.policies is None:
         return f"its service does not start, because it also refuses the last policy, {last.source}"
     keeps = f"its service keeps the last policy, {last.policies.name}"
     if not policy.place:
-        return f"{keeps}, if its policy file is still {last.copied_from}; it does not start with another file"
-    if policy.place == last.copied_from:
+        return f"{keeps}, if its policy file is still {last.place}; it does not start with another file"
+    if policy.place == last.place:
         return keeps
-    return f"its service does not start, because its last policy is of another file, {last.copied_from}"
+    return f"its service does not start, because its last policy is of another file, {last.place}"
 
 
 def _called(policy: PolicyAsRead, policies: PolicySet) -> str:
@@ -257,7 +285,7 @@ def _change(update: Update, name: str, before: FenceMode | None, after: FenceMod
     text = f"the policy {name} {FROM_NOW_ON[after]}: {WHERE}, {AFTER[after]}. "
     text += f"Before{f',{under}' * bool(under)}, {BEFORE[before]}"
     chosen = chart_values.value_of(update.values, "policy.fence")
-    if chosen and not update.last.with_fence and update.ledger.version >= REFUSES_SINCE:
+    if chosen and not update.fence_known and update.ledger.version >= REFUSES_SINCE:
         text += f", unless policy.fence={chosen} was in force already"
     return warning(text, _as_before(before) if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
 
