@@ -90,7 +90,8 @@ def _ledger(update: Update) -> Iterator[Finding]:
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
     yield from _state(update)
     if ledger.version == database.VERSION:
-        yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
+        text = f"the ledger {ledger.path} has the format of this version, and knows {gpus}. If an older build of this "
+        yield ok(f"{text}format runs here, `Which version is on a node?` in docs/upgrading.md says what to read")
         return
     text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
     text += f"says of {gpus} stays. The older version refuses it from then on"
