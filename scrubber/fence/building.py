@@ -18,7 +18,7 @@ from scrubber.fence.guard import Guard
 from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import Fence, FenceError
-from scrubber.node import cgroup_tree, own_cgroup, proc
+from scrubber.node import cgroup_tree, group_places, own_cgroup, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.group_ids import GroupIds
 from scrubber.node.new_groups import NewGroups
@@ -101,6 +101,7 @@ def guard(
         sources = Sources(
             process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours,
             _below(config.cgroup_root), lambda uid: exempt.names.get(uid, ""), lambda: proc.pids_are_free(_PROC),
+            _group_of,
         )  # fmt: skip
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
@@ -136,6 +137,12 @@ def _has_pods(root: Path) -> bool:
 
 def _unsaid(_pod: str) -> None:
     """No container runtime makes groups below a root of the service's own."""
+
+
+def _group_of(holder: Holder) -> int | None:
+    with suppress(FenceError):
+        return group_places.of_process(fence.root(), holder.pid, holder.started)
+    return None
 
 
 def _unseen(_pid: int) -> tuple[Holder, ...]:

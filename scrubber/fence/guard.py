@@ -24,7 +24,7 @@ from ground import boot, log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.guarded import FenceReading
-from scrubber.core.model import NOWHERE, DeviceNumber
+from scrubber.core.model import NOWHERE, DeviceNumber, Holder
 from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
 from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import program
@@ -316,6 +316,17 @@ class Guard:
             return True
         names = {found.name for found in map(self._sources.place, terms.exempt) if found is not None and found.name}
         return any(place == name or place.startswith(f"{name}/") for name in names)
+
+    def exempts_process(self, uuid: str, holder: Holder) -> bool | None:
+        """Whether the policy in force lets a process of the host open the device, by its control group.
+
+        So the child of an exempt program is exempt too. None: its group is not known, or it is in a container.
+        """
+        group = self._sources.group_of(holder) if holder.container is None else None
+        place = self._sources.place(group) if group is not None else None
+        if place is None or place.container is not None:
+            return None
+        return bool(place.groups & self._sources.terms(uuid).exempt)
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether no pod can open the device now but its owner, and who is exempt."""

@@ -64,6 +64,7 @@ class Sources:
     below: str = ""  # the control group below which the fence stands; empty: the root of all
     pod_name: Callable[[str], str] = lambda _uid: ""  # NAMESPACE/POD, if it is known
     pids_are_free: Callable[[], bool] = lambda: False  # so that no pid is given twice within a tick
+    group_of: Callable[[Holder], int | None] = lambda _holder: None  # the control group of a process, if it is known
 
 
 @dataclass(frozen=True, slots=True)

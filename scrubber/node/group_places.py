@@ -14,11 +14,12 @@ from pathlib import Path
 
 from scrubber.core.model import CONTAINER
 from scrubber.node import group_names
-from scrubber.node.proc import cgroup_text
+from scrubber.node.proc import cgroup_text, status
 
 GROUPS = Path("/sys/fs/cgroup")
 _HIERARCHIES = ("systemd", "pids", "memory", "unified")  # of cgroup v1, each with the same groups
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})  # errors of a group that was removed
+_ABOVE = re.compile(r"^(?:/[.][.])+")  # of a path that begins at our own group
 _MOST_GROUPS = 32  # of a pod that are read: a container may create as many groups as it wants
 _SYSTEMD_GROUPS = (  # below a hierarchy; {0}: the UID as systemd writes it, {1}: the slice of all pods
     "{1}.slice/{1}-burstable.slice/{1}-burstable-pod{0}.slice",
@@ -43,6 +44,21 @@ def is_populated(group: Path) -> bool:
         return b"populated 0" not in (group / "cgroup.events").read_bytes()
     except OSError as error:
         return error.errno not in _GONE
+
+
+def of_process(root: Path, pid: int, started: float) -> int | None:
+    """The kernel's number of the control group of version 2 that a process is in. None: it has ended, or is not seen.
+
+    A path proves nothing where it begins at our own group: so the group must list the process.
+    """
+    process = f"/proc/{pid}"
+    try:
+        inside = group_names.unified(cgroup_text(process)) or ""
+        group = root / _ABOVE.sub("", inside).lstrip("/")
+        listed = str(pid) in (group / "cgroup.procs").read_text().split()
+        return group.stat().st_ino if listed and status(process).started == started else None
+    except (OSError, ValueError):  # ValueError: a name with a NUL, or a process that is being removed
+        return None
 
 
 def unified_group(root: Path, name: str, process: str) -> Path | None:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from scrubber.core import absence, fencing, ownership
@@ -253,7 +254,8 @@ class Observer:
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
             facts = replace(facts, owner_left=guard.owner_left(uuid))
         if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):
-            facts = _used(facts, guard.openers.users(uuid, receipt.finished.wall))
+            users = guard.openers.users(uuid, receipt.finished.wall)
+            facts = _used(facts, users, partial(guard.exempts_process, uuid))
         return facts
 
     def fence_reading(self, uuid: str) -> FenceReading:
@@ -375,15 +377,18 @@ class Observer:
         return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
 
 
-def _used(facts: Facts, users: Sequence[LiveOpener]) -> Facts:
+def _used(facts: Facts, users: Sequence[LiveOpener], exempts: Callable[[Holder], bool | None]) -> Facts:
     """The facts with the last program that has used the device since its proof.
 
-    A program that is not exempt comes first.
+    A program that is not exempt comes first. ``exempts``: whether the policy exempts the control group of a holder;
+    None: that is not known, so the holder must be the process that asked.
     """
     if not users:
         return facts
     last, are_exempt = users[-1].opener, all(user.opener.exempt for user in users)
-    are_exempt = are_exempt and all(any(user.has(holder) for user in users) for holder in facts.holders or ())
+    for holder in facts.holders or ():
+        by_group = exempts(holder)
+        are_exempt = are_exempt and (any(user.has(holder) for user in users) if by_group is None else by_group)
     return replace(facts, used_by=place_words(last.place, last.pod), users_exempt=are_exempt)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +123,53 @@ def test_an_open_gpu_in_a_socket_has_no_next_owner(
     assert asked(service, "release", 0)[0] == 0
     service.settled(0, "clean")
     assert acquired("b")
+
+
+INHERITS = """
+import os, signal, sys
+held = os.open(sys.argv[1], os.O_RDONLY)
+if os.fork():
+    os._exit(0)
+open(sys.argv[2], 'w').write(str(os.getpid()))
+os.closerange(0, 3)
+signal.pause()
+"""
+UID = "6f1f8b8e-6d44-4f0c-9d0a-7f5f7f6a1c11"
+
+
+@pytest.mark.parametrize(
+    ("place", "is_exempt"),
+    [
+        ("agent.service", True),
+        ("agent.service/worker", True),
+        ("another.service", False),
+        (f"kubepods/pod{UID}", False),
+        (f"agent.service/{'ab' * 32}", False),
+    ],
+    ids=["in its unit", "below its unit", "in another unit", "in a pod", "in a container below its unit"],
+)
+def test_a_child_of_an_exempt_program_is_exempt(short_tmp: Path, group: Path, place: str, *, is_exempt: bool) -> None:
+    """It has the GPU open and has asked for nothing. It is judged by its own control group, not by its parent's."""
+    if not loops.can_attach(2**20):
+        pytest.skip("takes root, and loop devices")
+    (short_tmp / "quick.yaml").write_text(POLICY)
+    agent = made_group(group / "agent.service")
+    options = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml", "--exempt-unit", agent.name)
+    service = Service(short_tmp, 1, *options)
+    service.settled(0, "clean")
+    (group / place).mkdir(parents=True, exist_ok=True)
+    run(agent, INHERITS, str(service.simulated_dir / "gpu0/memory"), str(group / place / "cgroup.procs"))
+    try:
+        service.hear("no longer clean")
+        said = asked(service, "history", 0)[1]
+    finally:
+        for pid in (group / place / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        service.kill()
+        for memory in layout.places(service.simulated_dir):
+            layout.remove_node(memory)
+    [soiled] = [row for row in said.splitlines() if "no longer clean" in row]
+    assert ("which the policy exempted" in soiled, "without a grant" in soiled) == (is_exempt, not is_exempt), said
 
 
 @pytest.fixture
