@@ -154,15 +154,15 @@ class StatusReporter:
                     if not holders and record.state is not State.QUARANTINED:
                         as_root = os.geteuid() == 0
                         unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
-        pods = (await self._pods()).names if any(it.container for it in holders) else device_status.NO_PODS
-        units = _units(holders)
+        tenants = (await self._pods()) if any(it.container for it in holders) else Tenants()
+        pods, units = tenants.names, _units(holders)
         ends = device_status.ends(holders, pods, units) if record.state in (State.GRANTED, State.IN_USE) else ()
         before_release = joined(*(unseen or ends))
         signs = vitals.signs if vitals is not None else ()
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
         [device] = await self._with_pods([uuid])
-        others, kubelet = self._others(record, holders, pods), self._context.observer.epoch() != NO_KUBELET
+        others, kubelet = self._others(record, holders, tenants), self._context.observer.epoch() != NO_KUBELET
         foreign = device_status.on_others(record, others, pods, units, self._tenants_of_others(record), kubelet=kubelet)
         advice = stalled or device_status.advice(
             record, blocked, reset_forbidden=forbidden, holders=holders, foreign=tuple(foreign), others=others,
@@ -209,11 +209,13 @@ class StatusReporter:
             if not guard.exempts(uuid, it.opener.pod, it.opener.place)
         ]
 
-    def _others(self, record: Record, holders: Sequence[Holder], pods: Mapping[str, str]) -> tuple[Holder, ...]:
+    def _others(self, record: Record, holders: Sequence[Holder], tenants: Tenants) -> tuple[Holder, ...]:
         """The programs that have the device open although it was not given to them, and are not exempt.
 
         The fence has let them through. Without a fence: containers on a device that was given to another pod.
         """
+        sharing = _sharing(record, tenants)
+        holders = [holder for holder in holders if holder.container not in sharing]
         owner, open_to, grant, since = record.tenancy.owner, fencing.open_to(record), record.tenancy.grant, -math.inf
         if self._context.observer.driver.guard is None:
             if owner is None or not owner.crowded or owner.unannounced:
@@ -221,7 +223,7 @@ class StatusReporter:
             namespaces = self._policy(record).evict.operator_namespaces
             beside_owner = [holder for holder in holders if holder.container not in (owner.container, None)]
             return tuple(
-                it for it in beside_owner if pods.get(it.container or "", "").partition("/")[0] not in namespaces
+                it for it in beside_owner if tenants.names.get(it.container or "", "").partition("/")[0] not in namespaces
             )
         if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
             since = grant.at.wall
@@ -259,10 +261,12 @@ class StatusReporter:
         self, record: Record, use: UnauthorisedUse | None, fence: str, mode: FenceMode, *, kubelet: bool
     ) -> tuple[str, ...]:  # fmt: skip
         """What to do about a use of the last hour that was no grant's."""
-        if use is not None and (use.tenants or any(is_contained(it) and not pod for it, pod in use.places.items())):
-            names = (await self._pods()).names
-            places = {place: pod or names.get(place, "") for place, pod in use.places.items()}
+        if use is not None and (use.tenants or any(map(is_contained, use.places))):
+            tenants = await self._pods()
+            names, sharing = tenants.names, _sharing(record, tenants)
+            places = {it: pod or names.get(it, "") for it, pod in use.places.items() if it not in sharing}
             use = replace(use, places=places, tenants=tuple(names.get(it, it) for it in use.tenants))
+            use = use if places else None
         return tuple(device_status.after_use(use, device_names.argument(record), fence, mode, kubelet=kubelet))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
@@ -273,7 +277,7 @@ class StatusReporter:
             return devices
         tenants = await self._pods()
         seen = self._context.seen.holders
-        others = {record.device.uuid: self._others(record, seen.get(record.device.uuid, ()), tenants.names)
+        others = {record.device.uuid: self._others(record, seen.get(record.device.uuid, ()), tenants)
                   for record in records}  # fmt: skip
         return [
             replace(
@@ -354,6 +358,15 @@ def _holder_view(
     container = holder.container or ""
     user, pod = proc.user(holder.pid), pods.get(container, "")
     return views.HolderView(holder.pid, user, holder.command, container, pod, foreign)
+
+
+def _sharing(record: Record, tenants: Tenants) -> Collection[str]:
+    """The pods that the kubelet names as tenants of the device, if the owner is one of them.
+
+    A plugin that shares GPUs may have given it to several pods, before it came behind ours.
+    """
+    given = tenants.of(record.device.uuid)
+    return given if record.tenancy.container in given else ()
 
 
 def _units(holders: Iterable[Holder]) -> dict[Holder, str]:

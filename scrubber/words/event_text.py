@@ -65,7 +65,7 @@ def tell(event: ev.Event) -> str:
         case ev.PutInUse(Owner(crowded=True, unannounced=True) as owner):  # perhaps nobody was given it
             return f"in use by {_user(owner)}, which is unannounced, and also by another pod's container"
         case ev.PutInUse(Owner(crowded=True) as owner):
-            return f"in use by {_user(owner)}, and also by another pod's container: unauthorised use"
+            return f"in use by {_user(owner)}, and also by another pod's container"
         case ev.PutInUse(Owner(container=str(container), unannounced=True) as owner):
             return f"in use by {_user(owner) if owner.pod else container}, which is unannounced"
         case ev.PutInUse(owner):
@@ -161,8 +161,7 @@ def _attempts(event: ev.OpenAttempted) -> str:
     asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
         return f"refused: {who} {asked} {meanwhile}, and each of these was refused, {_when(opener)}"
-    unauthorised = ": unauthorised use" if event.held and opener.is_contained else ""  # as its alert says it
-    how = " which the policy exempted" if opener.exempt else f" {meanwhile}{unauthorised}"
+    how = " which the policy exempted" if opener.exempt else f" {meanwhile}"
     in_part = 0 < opener.refused < opener.times
     several = opener.command != "1" if opener.place in OTHERS else opener.place in NOWHERE and in_part
     they, were = ("they", "were") if several else ("it", "was")

@@ -25,7 +25,7 @@ except PermissionError:
     pass
 """
 UID = "6f1f8b8e-6d44-4f0c-9d0a-7f5f7f6a1c11"
-OPENED = f'opened by pod team/x ({UID}), last by "NAME" (pid N), while somebody else had it: unauthorised use; it asked'
+OPENED = f'opened by pod team/x ({UID}), last by "NAME" (pid N), while somebody else had it; it asked'
 REFUSED = f'refused: pod team/x ({UID}), last by "NAME" (pid N), asked'
 
 

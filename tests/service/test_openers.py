@@ -141,7 +141,7 @@ async def test_no_row_exempts_what_happened_before_the_exemption(node):
     await node.ask("monitor", 4)
     await node.openers.write(ends=True)
     texts = [it.text for it in (await node.world.life.reporter.history.entries("0", 0.0, 3)).entries]
-    assert [("which the policy exempted" in it, "unauthorised use" in it) for it in texts] == [
+    assert [("which the policy exempted" in it, "while somebody else had it" in it) for it in texts] == [
         (False, True), (True, False), (False, True),
     ]  # fmt: skip
     assert [re.findall("at least [0-9]+", it) for it in texts] == [["at least 3"], ["at least 2"], ["at least 7"]]

@@ -379,6 +379,34 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
         await asyncio.sleep(5)
 
 
+@pytest.mark.parametrize("given", [("pod-a", "uid-9"), ("pod-a",), ("uid-9",)], ids=["both", "the owner", "the other"])
+async def test_who_shares_by_the_kubelets_word_is_no_stranger(begin, given):
+    """A plugin with time slicing gave the GPU to both, before it came behind ours."""
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, reporter = world.uuids[0], world.life.reporter
+    await asyncio.sleep(1.0)
+    await world.acquire("pod-a", device, announced=True)
+    await world.begin("pod-a", device)
+    await asyncio.sleep(3)
+    process = world.foreign(device, "stranger", "uid-9")
+    await asyncio.sleep(3)
+
+    async def look() -> Tenants:
+        entries = tuple(AssignmentEntry(device, pod, "main") for pod in given)
+        return Tenants(entries, {"pod-a": "team/train", "uid-9": "team/other"})
+
+    world.context.tenants = look
+    foreign = [it.pid for it in (await reporter.status([device])).devices[0].holders if it.foreign]
+    said = " ".join((await reporter.explain(device)).advice)
+    shares = len(given) == 2
+    assert (foreign, "not given to" in said) == ([] if shares else [process.pid], not shares)
+    world.node.leave(process)
+    world.node.alive.discard("uid-9")
+    await asyncio.sleep(3)
+    await world.life.ledger.append("", (device, replace(attempt(held=True), opener=opened_now(world, "uid-9"))))
+    assert ("was used by" in " ".join((await reporter.explain(device)).advice)) is not shares
+
+
 @pytest.mark.parametrize("fenced", [True, False], ids=["with a fence", "without one"])
 async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
     """The driver lists none of them, so the rounds after a search see no holder."""
@@ -454,9 +482,9 @@ async def test_a_wiped_use_names_its_tenant(world, reporter):
     assert f", at least once while {tenant} had it, last tried at " in wiped
 
 
-def opened_now(world) -> Opener:
+def opened_now(world, place: str = lives.OPENER.place) -> Opener:
     wall = world.node.now().wall
-    return replace(lives.OPENER, first=wall, last=wall)
+    return replace(lives.OPENER, place=place, first=wall, last=wall)
 
 
 async def test_no_advice_acquires_what_a_kubelet_hands_out(begin):

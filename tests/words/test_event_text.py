@@ -106,7 +106,7 @@ LIFE = [
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
-     "in use by pod-a, and also by another pod's container: unauthorised use"),
+     "in use by pod-a, and also by another pod's container"),
     (ev.PutInUse(Owner("pod-a", NOW, unannounced=True, crowded=True)),
      "in use by pod-a, which is unannounced, and also by another pod's container"),
     (ev.PutInUse(Owner(None, NOW, unannounced=True)), "in use by a process without a known container"),
@@ -168,7 +168,7 @@ LIFE = [
     (ev.FenceMissed("somebody had taken it out of the kernel"),
      "the fence may have missed somebody: somebody had taken it out of the kernel"),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),
-     ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
+     ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it; '
       "it asked the kernel at least 3 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(lives.OPENER, 7, held=False),
@@ -179,7 +179,7 @@ LIFE = [
       "2 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/kubepods/besteffort", pod=""), 7, held=True),
-     ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
+     ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it; '
       "it asked the kernel at least 3 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
@@ -198,7 +198,7 @@ LIFE = [
       'least 3 times, '
       "from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other containers", command="12", pid=0), 7, held=True),
-     ("opened by at least 12 other containers without a row of their own while somebody else had it: unauthorised use; "
+     ("opened by at least 12 other containers without a row of their own while somebody else had it; "
       "they asked the kernel at least 3 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="other programs of the node", command="1", refused=1), 7, held=True),
