@@ -163,7 +163,10 @@ class StatusReporter:
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
         [device] = await self._with_pods([uuid])
         others, kubelet = self._others(record, holders, tenants), self._context.observer.epoch() != NO_KUBELET
-        foreign = device_status.on_others(record, others, pods, units, self._tenants_of_others(record), kubelet=kubelet)
+        namespaces = self._namespaces(record, tenants)
+        foreign = device_status.on_others(
+            record, others, pods, units, self._tenants_of_others(record), namespaces, kubelet=kubelet
+        )
         advice = stalled or device_status.advice(
             record, blocked, reset_forbidden=forbidden, holders=holders, foreign=tuple(foreign), others=others,
             unseen=unseen, pods=pods, units=units, owning_pod=device.pod, signs=signs,
@@ -197,6 +200,20 @@ class StatusReporter:
                 others.setdefault(owner.container or "", []).append(device_names.argument(other))
         return {container: ", ".join(gpus) for container, gpus in others.items() if container}
 
+    def _namespaces(
+        self, record: Record, tenants: Tenants, earlier: Iterable[str] = ()
+    ) -> device_status.Namespaces:  # fmt: skip
+        """Those whose pods the policy exempts on this device, and those whose pods were given devices.
+
+        ``earlier``: tenants, of whom some are known as NAMESPACE/POD.
+        """
+        owners = [it.tenancy.owner for it in self._context.ledger.records.values() if it.tenancy.owner is not None]
+        uids = [*(entry.pod for entry in tenants.entries), *(owner.container or "" for owner in owners)]
+        of_tenants = {tenants.names.get(uid, "") for uid in uids} | {owner.called for owner in owners}
+        of_tenants |= {it for it in earlier if "/" in it}
+        exempt = (*self._policy(record).evict.operator_namespaces, *self._fixed.exempt_namespaces)
+        return device_status.Namespaces(exempt, {pod.partition("/")[0] for pod in of_tenants} - {""})
+
     def _let_in(self, record: Record, since: float) -> list[LiveOpener]:
         """Those whom the fence has let through since this wall time, and whom the policy does not exempt."""
         guard, uuid, open_to = self._context.observer.driver.guard, record.device.uuid, fencing.open_to(record)
@@ -223,7 +240,9 @@ class StatusReporter:
             namespaces = self._policy(record).evict.operator_namespaces
             beside_owner = [holder for holder in holders if holder.container not in (owner.container, None)]
             return tuple(
-                it for it in beside_owner if tenants.names.get(it.container or "", "").partition("/")[0] not in namespaces
+                it
+                for it in beside_owner
+                if tenants.names.get(it.container or "", "").partition("/")[0] not in namespaces
             )
         if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
             since = grant.at.wall
@@ -251,23 +270,35 @@ class StatusReporter:
             if it.last is None or (it.last.pid, it.last.started) not in named_already
         ]
         named = [each.last for each in uses if each.last is not None]
-        pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
+        tenants = (await self._pods()) if any(it.container for it in named) else Tenants()
+        pods, namespaces = tenants.names, self._namespaces(record, tenants)
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
         guard, node = self._context.observer.driver.guard, next(iter(record.device.nodes), "")
         asked = guard is not None and any(not it.ignored for it in guard.openers.of(record.device.uuid))
-        return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked, units=_units(named)))
+        gpu, units = device_names.argument(record), _units(named)
+        return tuple(
+            device_status.keeps_out(uses, users, pods, gpu, node, asked=asked, units=units, namespaces=namespaces)
+        )
 
     async def _after_use(
         self, record: Record, use: UnauthorisedUse | None, fence: str, mode: FenceMode, *, kubelet: bool
     ) -> tuple[str, ...]:  # fmt: skip
         """What to do about a use of the last hour that was no grant's."""
-        if use is not None and (use.tenants or any(map(is_contained, use.places))):
+        if use is None:
+            return ()
+        guard, tenants = self._context.observer.driver.guard, Tenants()
+        if use.tenants or any(map(is_contained, use.places)):
             tenants = await self._pods()
-            names, sharing = tenants.names, _sharing(record, tenants)
-            places = {it: pod or names.get(it, "") for it, pod in use.places.items() if it not in sharing}
-            use = replace(use, places=places, tenants=tuple(names.get(it, it) for it in use.tenants))
-            use = use if places else None
-        return tuple(device_status.after_use(use, device_names.argument(record), fence, mode, kubelet=kubelet))
+        names, sharing = tenants.names, _sharing(record, tenants)
+        places = {it: pod or names.get(it, "") for it, pod in use.places.items() if it not in sharing}
+        use = replace(use, places=places, tenants=tuple(names.get(it, it) for it in use.tenants))
+        exempt = [it for it, pod in places.items() if guard is not None and guard.exempts(record.device.uuid, pod, it)]
+        return tuple(
+            device_status.after_use(
+                use if places else None, device_names.argument(record), fence, mode, exempt,
+                self._namespaces(record, tenants, use.tenants), kubelet=kubelet,
+            )
+        )  # fmt: skip
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods, or without these names if they do not arrive in time."""

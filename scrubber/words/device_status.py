@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ground import process_names
+from ground.quantities import quantity
 from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrubber.core import absence, ailments, answers, device_names, fencing, ownership, scrub_paths, verdict
@@ -40,6 +41,7 @@ NO_PODS: Mapping[str, str] = MappingProxyType({})
 NO_UNITS: Mapping[Holder, str] = MappingProxyType({})
 SAVE = "first save what `autoclave ledger export` prints"
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
+MOST = 3  # programs, places or namespaces that an advice names: it must stay short
 _PLACES = {NO_CONTAINER: "a process in no container", "": "a process that had ended before it could be named"}
 
 
@@ -60,6 +62,17 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
         signed_by=receipt.signed_by,
         **verdict.measured(receipt),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """What an advice about the pods of a namespace must know."""
+
+    exempt: Collection[str] = ()  # the policy exempts these
+    of_tenants: Collection[str] = ()  # pods in these were given GPUs: no advice exempts such a namespace
+
+
+NO_NAMESPACES = Namespaces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +319,7 @@ def on_others(
     pods: Mapping[str, str],
     units: Mapping[Holder, str],
     tenants: Mapping[str, str],
+    namespaces: Namespaces = NO_NAMESPACES,
     *,
     kubelet: bool,
 ) -> Iterator[str]:
@@ -316,26 +330,27 @@ def on_others(
     """
     if not others:
         return
-    of = tenant(record, pods)
+    gpu, of = device_names.argument(record), tenant(record, pods)
+    shown = [*{it.container or str(it.pid): it for it in reversed(others)}.values()][::-1][:MOST]  # one of each pod
+    more = f" and {len(others) - len(shown)} more (all: `autoclave status {gpu} -o json`)"
     read = f": the data of {of} may have been read" if of else ""
-    yield f"the GPU was not given to {holder_names(tuple(others), pods)}{read}"
+    yield f"the GPU was not given to {holder_names(tuple(shown), pods)}{more if len(others) > len(shown) else ''}{read}"
     yield SAVE
-    containers = [it.container for it in others if it.container is not None]
+    containers = [it.container for it in shown if it.container is not None]
     in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
     for pod in in_pods:
         namespace, _, name = pod.partition("/")
         yield f"save the specification of its pod: `kubectl -n {namespace} get pod {name} -o yaml`"
-    for pod in in_pods:
-        yield from _if_monitor(pod)
-    of_node = [it for it in others if it.container is None]
+    yield from _if_monitors(in_pods, namespaces)
+    of_node = [it for it in shown if it.container is None]
     if of_node:
         unit = next((units[it] for it in of_node if it in units), "")
-        yield from _if_of_node(device_names.argument(record), unit, kubelet=kubelet)
+        yield from _if_of_node(gpu, unit, kubelet=kubelet)
     for container in dict.fromkeys(it for it in containers if it in tenants):
         name = f"the pod {pods[container]}" if container in pods else place_words(container)
         yield f"{name} is also the tenant of GPU {tenants[container]}: if you end it, its work there ends, too"
     yield "if nobody knows it, treat it as a break-in, and end it:"
-    yield from ends(others, pods, units)
+    yield from ends(shown, pods, units)
 
 
 def may_be_of_owner(record: Record, holder: Holder) -> bool:
@@ -373,19 +388,22 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
         yield "if a driver call hangs, drain and reboot the node"
 
 
-def keeps_out(
+def keeps_out(  # noqa: PLR0913 - all that is known
     uses: Sequence[RepeatedUse],
     users: Mapping[Holder, str],
     pods: Mapping[str, str],
+    gpu: str,
     node: str,
     *,
     asked: bool = False,
     units: Mapping[Holder, str] = NO_UNITS,
+    namespaces: Namespaces = NO_NAMESPACES,
 ) -> Iterator[str]:
     """Who ends the proofs and scrubs of a device again and again, and what ends that, as ``advice`` gives it.
 
     ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
-    ``node``: the device file, if known. ``asked``: the fence has seen who opened it.
+    ``gpu``: names the device in a command. ``node``: the device file, if known. ``asked``: the fence has seen who
+    opened it.
     """
 
     def named(holder: Holder) -> str:
@@ -397,7 +415,7 @@ def keeps_out(
     if node:
         find = [f"let Linux record who opens it: `auditctl -w {node} -k autoclave`"]
         find += ["read the records a minute later: `ausearch -k autoclave -i`"]
-    for each in uses:
+    for each in uses[:MOST]:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU recently"
         if last is None and asked:
             yield f"a process that leaves before it can be looked at {did}: the lines `asked` below name it"
@@ -407,30 +425,38 @@ def keeps_out(
             yield from (
                 f"{named(last)} {did}",
                 *ends([last], pods, units),
-                *_if_monitor(pods.get(last.container or "")),
+                *_if_monitors(filter(None, [pods.get(last.container or "")]), namespaces),
             )
         else:
             yield from (f"{named(last)} {did}, and is not running now", *find)
+    if len(uses) > MOST:
+        rest = quantity(len(uses) - MOST, "other program")
+        yield f"{rest} did so, too, and not more often: `autoclave history {gpu} --warnings` names all"
 
 
 def after_use(
-    use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, *, kubelet: bool
+    use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, exempt: Collection[str] = (),
+    namespaces: Namespaces = NO_NAMESPACES, *, kubelet: bool,
 ) -> Iterator[str]:  # fmt: skip
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
     ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
-    ``mode``: what the policy asks of the fence. ``kubelet``: the node has one.
+    ``mode``: what the policy asks of the fence. ``exempt``: the places that the policy exempts now. ``kubelet``: the
+    node has one.
     """
     if use is None:
         return
     during = f", at least once while {' and '.join(use.tenants)} had it" if use.tenants else ""
     at = f"last tried at {event_text.time_of(use.last)}"  # perhaps in vain, or while nobody had it
-    if use.wiped:
-        yield f"used without a grant{during}, {at}, wiped since: see `autoclave history {gpu} --warnings`"
+    places = {place: pod for place, pod in use.places.items() if place not in exempt}
+    if use.wiped or not places:
+        since = "wiped since" if use.wiped else "before the policy exempted it"
+        yield f"used without a grant{during}, {at}, {since}: see `autoclave history {gpu} --warnings`"
         return
-    names = ", ".join(_PLACES.get(place) or place_words(place, pod) for place, pod in use.places.items())
+    named = [_PLACES.get(place) or place_words(place, pod) for place, pod in places.items()]
+    names = ", ".join(named[:MOST]) + (f" and {len(named) - MOST} more" if len(named) > MOST else "")
     yield f"the GPU was used by {names}, without a grant{during}, {at}: see `autoclave history {gpu} --warnings`"
-    contained = {place: pod for place, pod in use.places.items() if is_contained(place)}
+    contained = {place: pod for place, pod in places.items() if is_contained(place)}
     keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
     if contained and keeps_pods_off:
         yield f"the fence keeps pods off the GPU now (mode {fence})"
@@ -439,9 +465,8 @@ def after_use(
         yield "`autoclave doctor` says why not"
     elif contained:
         yield "`fence: {mode: hold}` in the policy keeps pods off"
-    for pod in dict.fromkeys(filter(None, contained.values())):
-        yield from _if_monitor(pod)
-    if use.places.keys() - contained:
+    yield from _if_monitors(filter(None, contained.values()), namespaces)
+    if places.keys() - contained:
         yield from _if_of_node(gpu, "", kubelet=kubelet)
         if mode is not FenceMode.REFUSE:
             yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
@@ -458,12 +483,15 @@ def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:
     yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
 
 
-def _if_monitor(pod: str | None) -> Iterator[str]:
-    """What lets a monitor in: the DaemonSet of one makes a new pod for each that is ended."""
-    if pod is not None:
-        namespace = pod.partition("/")[0]
-        yield f"if it is a monitor, and tenants cannot create pods there: add {namespace} to evict.operator_namespaces"
-        yield f"unless that monitor is NVIDIA's, also add {namespace}:PATH to evict.bystanders, or it keeps the GPU out"
+def _if_monitors(pods: Iterable[str], namespaces: Namespaces) -> Iterator[str]:
+    """What lets monitors in: the DaemonSet of one makes a new pod for each that is ended. Tenants are not let in."""
+    of_others = dict.fromkeys(pod.partition("/")[0] for pod in pods)
+    for each in [it for it in of_others if it not in namespaces.of_tenants][:MOST]:
+        is_exempt = each in namespaces.exempt
+        if not is_exempt:
+            yield f"if it is a monitor, and tenants cannot create pods there: add {each} to evict.operator_namespaces"
+        also = "" if is_exempt else "also "
+        yield f"unless that monitor is NVIDIA's, {also}add {each}:PATH to evict.bystanders, or it keeps the GPU out"
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Holder, str] = NO_UNITS) -> Iterator[str]:

@@ -379,6 +379,18 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
         await asyncio.sleep(5)
 
 
+@pytest.mark.parametrize("is_exempt", [True, False])
+async def test_an_exempt_unit_is_not_advised_again(begin, monkeypatch, is_exempt):
+    """It was not exempt when it opened the GPU."""
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, guard = world.uuids[0], world.life.observer.driver.guard
+    opener = replace(opened_now(world, "/system.slice/x.service"), pod="")
+    await world.life.ledger.append("", (device, replace(attempt(held=False), opener=opener)))
+    monkeypatch.setattr(guard, "exempts", lambda _uuid, _pod, place, **_: is_exempt and place == opener.place)
+    advice = " ".join((await world.life.reporter.explain(device)).advice)
+    assert ("before the policy exempted it" in advice, "add its unit" in advice) == (is_exempt, not is_exempt)
+
+
 @pytest.mark.parametrize("given", [("pod-a", "uid-9"), ("pod-a",), ("uid-9",)], ids=["both", "the owner", "the other"])
 async def test_who_shares_by_the_kubelets_word_is_no_stranger(begin, given):
     """A plugin with time slicing gave the GPU to both, before it came behind ours."""
@@ -430,8 +442,9 @@ async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
     shown = (await reporter.status([device])).devices[0]
     foreign = [(it.pid, it.pod) for it in shown.holders if it.foreign]
     assert (shown.was_shared, foreign) == (True, [(process.pid, "team/evil")])
-    first, save, *_, end = (await reporter.explain(device)).advice
+    first, save, *more, end = (await reporter.explain(device)).advice
     assert "the data of team/train may have been read" in first
+    assert "operator_namespaces" not in "".join(more), "the tenant's own namespace"
     assert "autoclave ledger export" in save
     assert "kubectl -n team delete pod evil" in end
     assert owner.pid not in [pid for pid, _ in foreign]

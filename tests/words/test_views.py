@@ -229,6 +229,52 @@ def test_the_ledger_is_saved_before_anybody_is_ended():
     assert on_others(lives.CLEAN, EVIL)[:2] == ('the GPU was not given to "evil" (pid 9, ns/b)', SAVE)
 
 
+def test_advice_on_many_strangers_is_short():
+    """One process of each pod, so that no pod hides the next one."""
+    pods = {f"pod-{name}": f"ns-{name}/x" for name in "bcde"}
+    evil = [Holder(pid, 1.0, "evil", pod) for pod in pods for pid in (len(pod), 10 + list(pods).index(pod))]
+    said = [*device_status.on_others(lives.CLEAN, evil, pods, {}, {}, kubelet=True)]
+    more = "ns-d/x) and 5 more (all: `autoclave status 0 -o json`)"
+    assert (more in said[0], sum("evict.operator_namespaces" in it for it in said)) == (True, 3)
+    assert [it for it in said if "ns-e" in it] == []
+    uses = [RepeatedUse(Holder(9, 1.0, f"loop{number}", None), 17) for number in range(5)]
+    *_, last = device_status.keeps_out(uses, {}, {}, "3", "")
+    assert last == "2 other programs did so, too, and not more often: `autoclave history 3 --warnings` names all"
+    places = {f"uid-{number}": f"ns-{number}/x" for number in range(5)}
+    use = UnauthorisedUse(places, NOW.wall, wiped=False)
+    first, *rest = device_status.after_use(use, "3", "hold", FenceMode.HOLD, kubelet=True)
+    assert ("pod ns-2/x (uid-2) and 2 more, without a grant" in first, len(rest)) == (True, 2 + 2 * 3)
+
+
+@pytest.mark.parametrize("advice", ["on others", "keeps out", "after a use"])
+def test_no_advice_exempts_tenants_or_who_is_exempt(advice):
+    """The namespace of a tenant must not be exempt: its pods could then open all GPUs."""
+    known = {f"pod-{name}": f"{name}/x" for name in ("tenants", "monitors", "others")}
+    holders = [Holder(9, 1.0, "x", pod) for pod in known]
+    namespaces = device_status.Namespaces(exempt=["monitors"], of_tenants=["tenants"])
+    match advice:
+        case "on others":
+            said = device_status.on_others(lives.CLEAN, holders, known, {}, {}, namespaces, kubelet=True)
+        case "keeps out":
+            uses = [RepeatedUse(holder, 17) for holder in holders]
+            said = device_status.keeps_out(uses, {}, known, "3", "", namespaces=namespaces)
+        case _:
+            use = UnauthorisedUse(known, NOW.wall, wiped=False)
+            said = device_status.after_use(use, "3", "", FenceMode.OFF, (), namespaces, kubelet=True)
+    adds = [it for it in said if "add " in it]
+    assert [it.partition("add ")[2].partition(" to ")[0] for it in adds] == ["monitors:PATH", "others", "others:PATH"]
+
+
+def test_a_use_before_the_exemption_needs_nothing():
+    use = UnauthorisedUse({"/system.slice/x.service": "", "uid-1": "ns/x"}, NOW.wall, wiped=False)
+    after = partial(device_status.after_use, use, "3", "hold", FenceMode.HOLD, kubelet=True)
+    [said] = after(exempt=use.places)
+    assert said.endswith(", before the policy exempted it: see `autoclave history 3 --warnings`")
+    first, *rest = after(exempt=["/system.slice/x.service"])
+    assert first.startswith("the GPU was used by pod ns/x (uid-1), without a grant")
+    assert "exempt.units" not in "".join(rest)
+
+
 def test_a_host_program_is_exempted_or_its_unit_stopped():
     assert on_others(lives.IN_USE, HOST, units={HOST: "mymon.service"})[1:] == (
         SAVE, "if it is a person: they request a GPU through Kubernetes",
@@ -272,11 +318,11 @@ def test_the_tenant_is_named_by_the_best_name(record, tenant):
     ),
 )  # fmt: skip
 def test_the_advice_says_who_keeps_a_device_out(last, users, pods, advice):
-    assert tuple(device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "/dev/nvidia3")) == advice
+    assert tuple(device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "3", "/dev/nvidia3")) == advice
 
 
 def test_the_advice_points_to_whom_the_fence_has_seen():
-    [advice] = device_status.keeps_out([RepeatedUse(None, 17)], {}, {}, "/dev/nvidia3", asked=True)
+    [advice] = device_status.keeps_out([RepeatedUse(None, 17)], {}, {}, "3", "/dev/nvidia3", asked=True)
     assert advice == f"a process that leaves before it can be looked at {KEEPS}: the lines `asked` below name it"
 
 

@@ -48,6 +48,7 @@ WIDE = (
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
+MOST = 3  # others on a device that a note names
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
@@ -144,7 +145,8 @@ def describe(device: views.DeviceStatus) -> str:
 def _others(device: views.DeviceStatus) -> str:
     """Who else is on a device that belongs to somebody, or that a container was."""
     if foreign := dict.fromkeys(it.pod or it.container or str(it) for it in device.holders if it.foreign):
-        return f", and also by {', '.join(foreign)}"
+        more = f" and {len(foreign) - MOST} more" if len(foreign) > MOST else ""
+        return f", and also by {', '.join([*foreign][:MOST])}{more}"
     return "; another container was on it, too" if device.was_shared else ""
 
 

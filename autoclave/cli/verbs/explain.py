@@ -22,6 +22,7 @@ from ground.quantities import quantity
 from scrub_api import admin_client, views
 
 SHOWN = 5  # events
+HOLDERS = 5  # processes; a tenant may have hundreds
 LATELY = 86_400.0  # seconds; who has not asked since then has no line of his own
 
 
@@ -133,7 +134,10 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.owner and device.pod:  # the UID of the pod or of its claim, or a job of Slurm in that pod
         yield f"its owner is called {device.owner} in the events"
     if device.holders:
-        yield f"used by {', '.join(map(str, device.holders))}"
+        rest = len(device.holders) - HOLDERS
+        more = f" and {rest} more: `autoclave status {device.argument} -o json` names all" if rest > 0 else ""
+        first = sorted(device.holders, key=lambda it: not it.foreign)[:HOLDERS]
+        yield f"used by {', '.join(map(str, first))}{more}"
     if device.receipt is not None:
         signed = f"signed by {device.receipt.signed_by}" if device.receipt.signed_by else "not signed"
         yield f"proven by receipt {device.receipt.id}, {signed}"
