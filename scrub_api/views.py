@@ -5,6 +5,7 @@ Field names are those of ``scrub.proto`` and of ``-o json``: a stable contract.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ground import pod_groups, process_names
@@ -110,6 +111,8 @@ class HolderView:
     container: str  # the UID of its pod, or container:ID; empty: it is in no container
     pod: str = ""  # NAMESPACE/NAME, if it is known
     foreign: bool = False  # the device was not given to it, as far as that is known
+    exempt: bool = False  # the policy lets it open the device at any time, and it is no bystander
+    place: str = ""  # of an exempt process in no container: the path of its control group
 
     def __str__(self) -> str:
         """As people read it."""
@@ -201,6 +204,15 @@ class DeviceStatus:
     def name(self) -> str:
         """The name that people use, such as ``0`` or ``0:1``."""
         return device_name(self.index, self.slice)
+
+    @property
+    def exempt_holders(self) -> tuple[OpenerView, ...]:
+        """The exempt programs that have it open now, as openers: they may have opened it before anybody counted."""
+        return tuple(
+            OpenerView(it.command, it.pid, it.container or it.place, it.pod, math.inf, math.inf, 0, 0, exempt=True)
+            for it in self.holders
+            if it.exempt
+        )
 
     @property
     def argument(self) -> str:

@@ -32,6 +32,7 @@ from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Counts, Fence
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node import clock
+from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.node.new_groups import NewGroups
 
 logger = log.get("fence")
@@ -322,11 +323,14 @@ class Guard:
 
         So the child of an exempt program is exempt too. None: its group is not known, or it is in a container.
         """
+        place = self.place_of(holder)
+        return None if place is None else bool(place.groups & self._sources.terms(uuid).exempt)
+
+    def place_of(self, holder: Holder) -> GroupPlace | None:
+        """The control group of a process of the host. None: it is not known, or the process is in a container."""
         group = self._sources.group_of(holder) if holder.container is None else None
         place = self._sources.place(group) if group is not None else None
-        if place is None or place.container is not None:
-            return None
-        return bool(place.groups & self._sources.terms(uuid).exempt)
+        return place if place is not None and place.container is None else None
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether no pod can open the device now but its owner, and who is exempt."""
@@ -550,10 +554,9 @@ class Guard:
         if judged is None:
             return True
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
-        if not (exempt and judged.ignored):  # the policy lets it in, and does not count it
-            opener = judged.opener(attempt, self._sources.pod_name(judged.place), exempt=exempt)
-            held = self._open_to.get(uuid) is not OpenTo.SERVICE  # unknown: somebody may have had it
-            self.openers.add(uuid, opener, ignored=judged.ignored, held=held)
+        opener = judged.opener(attempt, self._sources.pod_name(judged.place), exempt=exempt)
+        held = self._open_to.get(uuid) is not OpenTo.SERVICE  # unknown: somebody may have had it
+        self.openers.add(uuid, opener, ignored=judged.ignored, held=held)
         return judged.ignored
 
     def _look_up_refused(self) -> None:

@@ -88,8 +88,9 @@ class LiveOpeners:
             opener = replace(opener, logged=now)
             self._lines.append(now)
         mine[key] = opener
-        if len(mine) > _KEPT:  # names that programs have chosen go first
-            oldest = next((it for it in mine if it[0].command), next(iter(mine)))
+        if len(mine) > _KEPT:  # who is let in goes first, and then names that programs have chosen
+            let_in = (who for who, it in mine.items() if it.ignored and it.opener.exempt)
+            oldest = next(let_in, next((who for who in mine if who[0].command), next(iter(mine))))
             self._forget(device, mine.pop(oldest))
         return opener if due else None
 

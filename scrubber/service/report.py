@@ -316,12 +316,26 @@ class StatusReporter:
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
                 openers=tuple(self._named(device.device, it, tenants.names) for it in device.openers),
                 holders=tuple(
-                    _holder_view(it, tenants.names, foreign=it in others[device.device])
+                    self._holder_view(record, it, tenants.names, foreign=it in others[device.device])
                     for it in seen.get(device.device, ())
                 ),
             )
             for record, device in zip(records, devices, strict=True)
         ]
+
+    def _holder_view(
+        self, record: Record, holder: Holder, pods: Mapping[str, str], *, foreign: bool
+    ) -> views.HolderView:  # fmt: skip
+        """With whether the policy in force lets it in, though the device is not its own."""
+        guard, uuid, container = self._context.observer.driver.guard, record.device.uuid, holder.container
+        view = _holder_view(holder, pods, foreign=foreign)
+        if guard is None or (container is not None and container == record.tenancy.container):
+            return view
+        if container is not None:
+            return replace(view, exempt=guard.exempts(uuid, view.pod, container, before=True))
+        place = guard.place_of(holder)
+        exempt = place is not None and guard.exempts_process(uuid, holder) is True
+        return replace(view, exempt=exempt, place=place.name if exempt and place is not None else "")
 
     def _named(self, uuid: str, opener: views.OpenerView, names: Mapping[str, str]) -> views.OpenerView:
         """With the name of its pod, and whether the policy in force exempts it, which may be another one since."""

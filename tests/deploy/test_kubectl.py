@@ -407,7 +407,8 @@ PLAN = """\
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
 # ASKED and REFUSED count open attempts: each opening of a GPU is two or three of them.
 # Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
-# Nobody else gets a GPU that a program keeps open, exempt or counted, unless it is of NVIDIA or in evict.bystanders.
+# Nobody else gets a GPU that a program keeps open, exempt or counted. A bystander may keep it open: it is of NVIDIA,
+# or in evict.bystanders.
 # Then give this file to helm upgrade: -f FILE. It replaces your two lists of these names, and repeats their entries.
 policy:
   operatorNamespaces: [  # pods of all others are refused, by `hold` too; no tenant may create pods in these

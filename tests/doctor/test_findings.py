@@ -171,7 +171,7 @@ SERVICES = [
         "was refused; at least 4 open attempts",
     ),
     ("fence", gpu(fence="watch", openers=(replace(OPENER, exempt=True),)), WARNING, "the policy exempts its unit"),
-    ("fence", gpu(fence="watch", openers=(replace(OPENER, ignored=True),)), WARNING, "although it is a bystander"),
+    ("fence", gpu(fence="refuse", openers=(replace(OPENER, ignored=True),)), WARNING, "although it is a bystander"),
     ("fence", gpu(fence=views.OPEN_TO_ALL), WARNING, "every process may open GPU 3 for now"),
     ("fence", service(fence_lacks="cannot fence the GPUs: no bpf"), WARNING, "no bpf. Instead, the service searches"),
     ("fence", service(fence_lacks="no bpf"), WARNING, "So a pod waits for its GPU in Allocate there"),
@@ -357,16 +357,67 @@ ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
 @pytest.mark.parametrize(
     ("pod", "would", "where"),
     [
-        (None, "would have been refused by `fence: {mode: hold}`", "add its namespace to evict.operator_namespaces"),
-        ("", "would have been refused by `fence: {mode: refuse}`", "already, its control group is younger than those"),
-        ("site/dcgm", "would have been refused by `fence: {mode: hold}`", "add site to evict.operator_namespaces"),
+        (None, "`fence: {mode: hold}` would refuse it", "add its namespace to evict.operator_namespaces"),
+        ("", "`fence: {mode: refuse}` would refuse it", "already, its control group is younger than those"),
+        ("site/dcgm", "`fence: {mode: hold}` would refuse it", "add site to evict.operator_namespaces"),
     ],
     ids=["of a pod that has no name", "of the host", "of a pod"],
 )
 def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
     opener = replace(OPENER, place="0a-uid") if pod is None else replace(OPENER, pod=pod)
     [found] = finding_of(gpu(fence="watch", openers=(opener,)), "fence")
-    assert (would in found.text, where in found.remedy) == (True, True), found
+    assert (f"was let through (mode watch); {would}" in found.text, where in found.remedy) == (True, True), found
+
+
+@pytest.mark.parametrize(
+    ("pod", "mode", "did"),
+    [
+        ("", "hold", "was let through (mode hold); `fence: {mode: refuse}` would refuse it"),
+        ("", "refuse", "was let through at that time; the mode refuse refuses it now"),
+        ("site/dcgm", "hold", "was let through at that time; the mode hold refuses it now"),
+    ],
+)
+def test_a_finding_is_about_the_mode_in_force(pod, mode, did):
+    [found] = finding_of(gpu(fence=mode, openers=(replace(OPENER, pod=pod),)), "fence")
+    assert did in found.text, found
+
+
+def test_no_finding_exempts_the_namespace_of_a_tenant():
+    """Its pods could then open all GPUs."""
+    pod = replace(OPENER, place="0a-uid", pod="site/x")
+    [found] = finding_of(gpu(fence="watch", openers=(pod,), pod="site/train/main"), "fence")
+    assert found.remedy.startswith("site is a namespace of tenants, so do not exempt it")
+
+
+@pytest.mark.parametrize(
+    ("openers", "mode", "names"),
+    [
+        ((replace(OPENER, ignored=True, exempt=True),), "refuse", f"{OPENER}"),
+        ((replace(OPENER, ignored=True),), "hold", f"{OPENER} (`refuse` would refuse it)"),
+        (
+            tuple(replace(OPENER, ignored=True, exempt=True, place=f"/{n}.service") for n in range(5)),
+            "hold",
+            " (pid 9, /2.service) and 2 more (`autoclave fence plan` shows all)",
+        ),
+    ],
+    ids=["exempt", "of the host under hold", "many"],
+)  # fmt: skip
+def test_bystanders_that_are_let_in_are_named(openers, mode, names):
+    """Nothing is to be done, but the reader sees who may have a GPU open."""
+    found = finding_of(gpu(fence=mode, openers=openers), "fence")
+    assert [it.level for it in found] == [OK, OK]
+    assert found[0].text.startswith("these bystanders opened GPUs, and may keep them open: ")
+    assert (names in found[0].text, "; no other program asked" in found[1].text) == (True, True), found
+
+
+HELD = views.HolderView(9, "", "agent", "", exempt=True, place="/system.slice/agent.service")
+
+
+@pytest.mark.parametrize("asked", [(), (replace(OPENER, command="agent", place=HELD.place, exempt=True),)])
+def test_an_exempt_program_that_holds_a_gpu_is_named_once(asked):
+    """It may have opened the GPU before the kernel counted, or before the policy in force."""
+    [found] = finding_of(gpu(fence="hold", openers=asked, holders=(HELD,)), "fence")
+    assert (found.level, "agent" in found.text, "evict.bystanders" in found.remedy) == (WARNING, True, True)
 
 
 def test_a_program_of_a_session_needs_a_unit():
@@ -405,10 +456,10 @@ def test_an_opener_that_the_policy_settles_is_no_warning(asked, *, is_said):
     opener = replace(OPENER, **{"exempt": True, **asked})
     devices = (replace(GPU, fence="watch", openers=(opener,)),)
     facts = stands(answer=views.Status(devices, replace(SERVICE, started=NOW - 90, policy_since=NOW - 30)))
-    [found] = finding_of(facts, "fence")
+    *_, found = finding_of(facts, "fence")
     assert found.level is (WARNING if is_said else OK)
     since = datetime.fromtimestamp(NOW - 30, UTC).astimezone().isoformat(" ", "minutes")
-    assert is_said or found.text.endswith(f"; no program asked for one that was not given to it since {since}")
+    assert is_said or found.text.endswith(f"program asked for one that was not given to it since {since}")
 
 
 def two_gpus_of(*openers):
@@ -428,8 +479,9 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
     several, one = finding_of(stands(answer=views.Status(tuple(devices), SERVICE)), "fence")
     last = datetime.fromtimestamp(NOW, UTC).astimezone().isoformat(" ", "minutes")
     assert several.text == (
-        '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and would '
-        f"have been refused by `fence: {{mode: refuse}}`; at least 11 open attempts, the last one at {last}"
+        '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and was '
+        "let through (mode hold); `fence: {mode: refuse}` would refuse it; "
+        f"at least 11 open attempts, the last one at {last}"
     )
     assert one.text.startswith(
         "processes of /system.slice/telegraf.service asked for GPU 5 (GPU-5), which was not given to them, and were "

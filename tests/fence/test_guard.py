@@ -326,15 +326,18 @@ def opener(place: Path) -> Iterator[tuple[int, Callable[[], None]]]:
         process.stdin.close()
 
 
-def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
+@pytest.mark.parametrize("is_exempt", [False, True])
+def test_a_bystander_does_not_count(asking: Asking, foreign: Path, *, is_exempt: bool) -> None:
+    asking.exempt = {foreign} if is_exempt else set()
     asking.keep(lives.CLEAN)
+    asking.guard.renew()
     with opener(foreign) as (pid, opens):
         asking.bystanders = {Path(f"/proc/{pid}/comm").read_text().strip()}
         for _ in range(2):
             opens()
             assert asking.uses() == 0
         (live,) = asking.guard.openers.of(DEVICE)
-        assert (live.ignored, live.opener.exempt) == (True, False), "it would be refused, and must be named before"
+        assert (live.ignored, live.opener.exempt) == (True, is_exempt), "who is let in, or would be refused, is named"
         assert not asking.guard.openers.asked(DEVICE)
         asking.bystanders = set()
         opens()

@@ -43,3 +43,13 @@ def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
         opener = Opener(place, "", "x", 1, how["exempt"], 1, int(how["refused"]), now[0], now[0])
         openers.add("gpu", opener, ignored=how["ignored"], held=False)
     assert [it.opener.place for it in openers.users("gpu", 10.0)][-1:] == [user] * bool(user)
+
+
+def test_who_is_let_in_pushes_nobody_out():
+    """Monitors may be many, and each of their pods is a place of its own."""
+    openers = LiveOpeners(lambda: 0.0)
+    openers.add("gpu", Opener("stranger", "", "x", 1, False, 1, 0, 0.0, 0.0), ignored=False, held=False)
+    for pod in range(40):
+        openers.add("gpu", Opener(f"monitor-{pod}", "", "x", 1, True, 1, 0, 0.0, 0.0), ignored=True, held=False)
+    places = [it.opener.place for it in openers.of("gpu")]
+    assert (places[0], places[-1], len(places)) == ("stranger", "monitor-39", 16)

@@ -20,6 +20,7 @@ from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
 from scrubber.node import proc
 from scrubber.node.assignments import AssignmentEntry
+from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.node.pods import Tenants
 from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.core import lives
@@ -377,6 +378,30 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
         assert (explained.device.state, named) == ("in_use", who == "another pod"), (state, explained.advice)
         world.node.end_container(tenant)
         await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize("who", ["an exempt pod", "another pod", "an exempt unit", "another unit", "an exempt owner"])
+async def test_an_exempt_holder_is_told_from_others(begin, monkeypatch, who):
+    """It keeps the device out, also if it opened it before anybody counted."""
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, guard = world.uuids[0], world.life.observer.driver.guard
+    await asyncio.sleep(1.0)
+    if who == "an exempt owner":
+        await world.acquire("uid-9", device, announced=True)
+        await world.begin("uid-9", device)
+    else:
+        world.foreign(device, "monitor", None if who.endswith("unit") else "uid-9")
+    exempt, group = "exempt" in who, frozenset({7})
+    monkeypatch.setattr(guard, "exempts", lambda _uuid, _pod, place, **_: exempt and place == "uid-9")
+    sources = replace(
+        guard._sources, group_of=lambda _holder: 7, place=lambda _group: GroupPlace("/x.service", None, group),
+        terms=lambda uuid, asks=guard._sources.terms: replace(asks(uuid), exempt=group if exempt else frozenset()),
+    )  # fmt: skip
+    monkeypatch.setattr(guard, "_sources", sources)
+    await asyncio.sleep(3)
+    [holder] = (await world.life.reporter.status([device])).devices[0].holders
+    unit = "/x.service" if who == "an exempt unit" else ""
+    assert (holder.exempt, holder.place) == (exempt and who != "an exempt owner", unit)
 
 
 @pytest.mark.parametrize("is_exempt", [True, False])

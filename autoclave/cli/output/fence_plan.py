@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import NamedTuple
 
 from autoclave.cli.output import human
@@ -15,8 +14,8 @@ from scrub_api import views
 
 HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRAM")
 SHORT = 86_400.0  # seconds: whoever comes once a day has not been counted yet
-EXEMPT, COUNTED, UNKNOWN, REFUSED = "exempt", "counted", "unknown", "refused"
-_SEVERITY = (EXEMPT, COUNTED, UNKNOWN, REFUSED)
+BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED = "bystander", "exempt", "counted", "unknown", "refused"
+_SEVERITY = (BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED)
 _PEOPLE = "user.slice"
 _NO_PROGRAM = "-"  # the program of a row for a name that is exempt, and from which nobody asked
 
@@ -39,7 +38,7 @@ class Planned:
     gpus: int
     asked: int  # open attempts; one opening asks two or three times
     refused: int  # of them
-    hold: str  # what happens under ``fence.mode: hold``: exempt, counted, unknown or refused ...
+    hold: str  # what happens under ``fence.mode: hold``: bystander, exempt, counted, unknown or refused ...
     refuse: str  # ... and under ``refuse``
     advice: str = ""  # an exempt program that is no bystander costs scrubs, and keeps GPUs out: what to do about that
 
@@ -53,11 +52,13 @@ class Planned:
 def planned(status: views.Status, look: Callable[[views.OpenerView], Program]) -> list[Planned]:
     """Those who asked, the most frequent first, then names that flags of the service exempt, from which nobody asked.
 
-    Of an opener, ``look`` tells what is known of its program.
+    Also who is exempt and has a GPU open, without an attempt that was counted. Of an opener, ``look`` tells what is
+    known of its program.
     """
-    found = dict[tuple[str, str, str], list[views.OpenerView]]()
-    for opener in chain.from_iterable(device.openers for device in status.devices):
-        found.setdefault((*_who(opener), human.printable(opener.command)), []).append(opener)
+    found = dict[tuple[str, str, str], list[tuple[str, views.OpenerView]]]()
+    for device in status.devices:
+        for opener in (*device.openers, *device.exempt_holders):
+            found.setdefault((*_who(opener), human.printable(opener.command)), []).append((device.device, opener))
     rows = [_row(key, openers, look, status.service.policy_since) for key, openers in found.items()]
     named = {(row.kind, row.name) for row in rows}
     exempt = [("namespace", name) for name in status.service.exempt_namespaces]
@@ -72,19 +73,20 @@ def planned(status: views.Status, look: Callable[[views.OpenerView], Program]) -
 
 def _row(
     key: tuple[str, str, str],
-    openers: Sequence[views.OpenerView],
+    asked: Sequence[tuple[str, views.OpenerView]],
     look: Callable[[views.OpenerView], Program],
     policy_since: float,
 ) -> Planned:
+    openers = [opener for _, opener in asked]
     program = next((it for it in map(look, openers) if it.path), Program())
     row = Planned(
         *key,
         path=human.printable(program.path),
-        gpus=len(openers),
+        gpus=len({device for device, _ in asked}),
         asked=sum(opener.times for opener in openers),
         refused=sum(opener.refused for opener in openers),
         hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
-        refuse=max((EXEMPT if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
+        refuse=max((_let_in(opener) if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
     )
     if row.hold != EXEMPT or all(opener.is_settled(policy_since) for opener in openers):
         return row
@@ -151,7 +153,13 @@ def _who(opener: views.OpenerView) -> tuple[str, str]:
 
 def _held(opener: views.OpenerView) -> str:
     if opener.exempt:
-        return EXEMPT
+        return _let_in(opener)
     if opener.in_pod:
         return REFUSED
+    if opener.ignored:
+        return BYSTANDER
     return COUNTED if opener.place else UNKNOWN
+
+
+def _let_in(opener: views.OpenerView) -> str:
+    return BYSTANDER if opener.ignored else EXEMPT

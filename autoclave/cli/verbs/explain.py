@@ -90,13 +90,14 @@ def _fence(device: views.DeviceStatus, service: views.ServiceStatus | None, now:
         yield f"fence   {device.fence}"
     elif service is not None and service.fence_lacks:
         yield f"fence   none stands, so it is not known who asks for the GPU: {service.fence_lacks}"
-    lately = [it for it in reversed(device.openers) if now - it.last < LATELY] or [*device.openers[-1:]]
+    openers = [it for it in device.openers if not (it.exempt and it.ignored)]  # `fence plan` shows who is let in
+    lately = [it for it in reversed(openers) if now - it.last < LATELY] or openers[-1:]
     asked = [
         f"{it}{_standing(it)}: at least {quantity(it.times, 'open attempt')}, {it.refused or 'none'} refused, "
         f"last {_ago(now - it.last)}"
         for it in lately
     ]
-    if earlier := len(device.openers) - len(lately):
+    if earlier := len(openers) - len(lately):
         asked.append(
             f"{quantity(earlier, 'more opener')} of the last week: `autoclave history {device.argument} --warnings`"
         )

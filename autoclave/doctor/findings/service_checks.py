@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from autoclave.doctor.facts import service_facts
@@ -173,6 +173,13 @@ def unlisted(_node: Node, status: views.Status) -> Iterator[Finding]:
         yield ok("the policy names the namespace of each program of NVIDIA that opened a GPU, or asked to")
 
 
+MOST = 3  # programs that a finding names
+KEPT = (
+    "each use of a clean GPU costs a scrub, and nobody else gets a GPU while this program keeps it open: "
+    "`autoclave fence plan` says what to do while it runs, such as an entry in evict.bystanders"
+)
+
+
 @check_of_service("fence")
 def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     """The kernel keeps watch over who opens a GPU, and who would be refused is known."""
@@ -190,9 +197,21 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         text = f"the fence {does} processes below {service.fence_below} only, and nobody else"
         yield warning(text, "start the service without --cgroup-root, which is for trials")
     programs = [*_openers(guarded)]
-    unsettled = [(opener, of) for opener, of in programs if not opener.is_settled(service.policy_since)]
+    # Nothing is to be done about who has opened a GPU and may: the mode `refuse` alone refuses bystanders of the host.
+    may = [of for of in programs if of[0].ignored and (of[0].exempt or not (of[0].in_pod or _refused(*of)))]
+    unsettled = [of for of in programs if of not in may and not of[0].is_settled(service.policy_since)]
+    tenants = frozenset(device.pod.partition("/")[0] for device in status.devices) - {""}
     for opener, asked_for in unsettled:
-        yield _opener(opener, asked_for)
+        yield _opener(opener, asked_for, tenants)
+    seen = {(opener.place, opener.command) for opener, _ in unsettled}
+    for device in guarded:
+        for opener in device.exempt_holders:
+            if (opener.place, opener.command) not in seen:
+                yield warning(f"{opener} has GPU {device.name} ({device.device}) open, and the policy exempts it", KEPT)
+    if may:
+        names = [f"{it}{'' if it.exempt else ' (`refuse` would refuse it)'}" for it, _ in may]
+        more = f" and {len(names) - MOST} more (`autoclave fence plan` shows all)" if len(names) > MOST else ""
+        yield ok(f"these bystanders opened GPUs, and may keep them open: {', '.join(names[:MOST])}{more}")
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
         text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
@@ -203,12 +222,12 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, "boot the node with version 2 of control groups only; until then, no pod is kept off a GPU")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
-    elif not (open_to_all or service.fence_below or unsettled):
+    elif not (open_to_all or service.fence_below or unsettled or any(it.exempt_holders for it in guarded)):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
         began = service.policy_since if programs else service.started
-        since = _minute(max(began, watched_for))
-        yield ok(f"{text}; no program asked for one that was not given to it since {since}")
+        since, other = _minute(max(began, watched_for)), "other " if may else ""
+        yield ok(f"{text}; no {other}program asked for one that was not given to it since {since}")
 
 
 def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.OpenerView, list[views.DeviceStatus]]]:
@@ -230,8 +249,14 @@ def _minute(wall: float) -> str:
     return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
 
 
-def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Finding:
-    """A program that asked for GPUs which were not given to it."""
+def _refused(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) -> bool:
+    """Whether the fence refuses it, as it stands now."""
+    refusing = {FenceMode.HOLD.value, FenceMode.REFUSE.value} if opener.in_pod else {FenceMode.REFUSE.value}
+    return not opener.exempt and any(device.fence in refusing for device in devices)
+
+
+def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants: Collection[str]) -> Finding:
+    """A program that asked for GPUs which were not given to it. ``tenants``: namespaces of pods that were."""
     who, them = str(opener), "it"
     if opener.refused_in_part:
         command = f"called {process_names.quoted(opener.command)} ({opener.where})"
@@ -244,13 +269,14 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     times = f"at least {quantity(opener.times, 'open attempt')}, the last one at {_minute(opener.last)}"
     if opener.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
-        remedy = "each use of a clean GPU costs a scrub, and nobody else gets a GPU while this program keeps it open: "
-        remedy += "`autoclave fence plan` says what to do while it runs, such as an entry in evict.bystanders"
-        return warning(text, remedy)
+        return warning(text, KEPT)
     namespace = opener.pod.partition("/")[0]
     mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE
-    would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
-    did = "was refused" if opener.refused else would
+    now = ", ".join(sorted({device.fence for device in devices}))
+    did = f"was let through (mode {now}); `fence: {{mode: {mode.value}}}` would refuse {them}"
+    if _refused(opener, devices):
+        did = f"was let through at that time; the mode {now} refuses {them} now"
+    did = "was refused" if opener.refused else did
     if opener.refused_in_part:
         did = f"were refused {quantity(opener.refused, 'time')}, but not each time"
     of_session = opener.place.startswith("/user.slice/")
@@ -261,6 +287,9 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus]) -> Find
     if opener.in_pod:
         remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
         remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"
+    if opener.in_pod and namespace in tenants:
+        text = f"{asked} and {did}; {times}"
+        return warning(text, f"{namespace} is a namespace of tenants, so do not exempt it: ask whose pod this is")
     if opener.ignored:
         return warning(f"{asked} and {did}, although it is a bystander; {times}", remedy)
     return warning(f"{asked} and {did}; {times}", f"if it is a monitor, {remedy}")

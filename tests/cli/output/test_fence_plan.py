@@ -59,10 +59,40 @@ def test_each_place_has_its_name_and_what_modes_do(
     assert (row.kind, row.name, row.hold, row.refuse) == expected
 
 
+@pytest.mark.parametrize(
+    ("place", "pod", "exempt", "does"),
+    [
+        ("/system.slice/telegraf.service", "", False, ("bystander", "refused")),
+        ("/system.slice/telegraf.service", "", True, ("bystander", "bystander")),
+        ("0a-uid", "site/dcgm-x7", False, ("refused", "refused")),
+        ("0a-uid", "site/dcgm-x7", True, ("bystander", "bystander")),
+    ],
+)
+def test_a_bystander_that_is_let_in_is_shown(
+    place: str, pod: str, exempt: bool, does: tuple[str, ...]  # noqa: FBT001 - a parameter
+) -> None:  # fmt: skip
+    """It may keep a GPU open, and costs no scrub."""
+    rows = plan_of(asked(replace(OPENER, place=place, pod=pod, exempt=exempt, ignored=True)))
+    assert [(row.hold, row.refuse) for row in rows] == [does]
+    assert fence_plan.advice(rows) == []
+
+
+@pytest.mark.parametrize("last", [None, NOW - 60.0], ids=["it was not counted", "before the policy in force"])
+def test_an_exempt_program_that_holds_a_gpu_is_shown(last: float | None) -> None:
+    """It keeps the GPU out, also if it has asked for nothing since."""
+    holder = views.HolderView(9, "", "nvtop", "", exempt=True, place=OPENER.place)
+    openers = () if last is None else (replace(OPENER, exempt=True, last=last),)
+    device = replace(asked(*openers), holders=(holder, replace(holder, command="train", exempt=False)))
+    [row] = rows = plan_of(device, service=replace(SERVICE, policy_since=NOW - 30.0))
+    assert (row.kind, row.name, row.gpus, row.hold, row.refuse) == ("unit", "telegraf.service", 1, "exempt", "exempt")
+    assert (row.asked, len(fence_plan.advice(rows))) == (0 if last is None else 4, 1)
+
+
 def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
     """If one of them is not exempt, such as by the policy of one GPU, the row is not."""
     one, other = (replace(OPENER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
-    rows = plan_of(asked(one), asked(replace(other, exempt=True)), asked(OPENER))
+    second = replace(asked(replace(other, exempt=True)), device="GPU-second")
+    rows = plan_of(asked(one), second, asked(OPENER))
     assert rows == [
         Planned("namespace", "site", "nvtop", "", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
         Planned("unit", "telegraf.service", "nvtop", "", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
