@@ -20,7 +20,7 @@ COMMAND = re.compile(r"^ *(helm (?:install|upgrade) .*)$|`(helm (?:install|upgra
 OURS = "autoclave deploy/helm/autoclave --namespace autoclave"
 SPACE = "kubectl apply -f deploy/kustomize/base/namespace.yaml\n"
 OWN_IMAGE = re.compile(r"--set image\.repository=(\$REGISTRY|localhost)/autoclave\b")
-INSTALL, KUSTOMIZE = generate.ROOT / "docs/install.md", generate.ROOT / "docs/kustomize.md"
+INSTALL, KUSTOMIZE, DRA = (generate.ROOT / f"docs/{page}.md" for page in ("install", "kustomize", "dra"))
 OBSERVES = "GPUs are handed out without a proof"
 HOLDS = "pods cannot open a GPU that they were not given"
 
@@ -67,7 +67,9 @@ def test_each_page_installs_by_the_one_recipe():
 def test_five_commands_lead_to_pods_that_wait_apart():
     """For each of the three ways, behind the same two: look at first, move the other one, then scrub and hold."""
     part = INSTALL.read_text().partition("## The installation that we recommend\n")[2].partition("\n### ")[0]
+    claims = DRA.read_text().partition("### NVIDIA's chart\n")[2].partition("\n### ")[0]
     first, *ways, last = (joined(found[0]).splitlines()[1:-1] for found in FENCED.finditer(part))
+    ways += [joined(found[0]).splitlines()[1:-1] for found in FENCED.finditer(claims)]
     assert [line.partition(" ")[0] for line in first] == ["REGISTRY=registry.example/team", "docker", "kubectl"]
     assert len(ways) == 3
     for lines in ways:

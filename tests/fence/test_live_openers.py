@@ -45,7 +45,7 @@ def test_a_user_is_who_was_let_through_since_the_proof(attempts, user):
     assert [it.opener.place for it in openers.users("gpu", 10.0)][-1:] == [user] * bool(user)
 
 
-def test_who_is_let_in_pushes_nobody_out():
+def test_bystanders_that_are_let_in_push_no_other_out():
     """Monitors may be many, and each of their pods is a place of its own."""
     openers = LiveOpeners(lambda: 0.0)
     openers.add("gpu", Opener("stranger", "", "x", 1, False, 1, 0, 0.0, 0.0), ignored=False, held=False)

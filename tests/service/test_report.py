@@ -381,7 +381,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
 
 
 @pytest.mark.parametrize("who", ["an exempt pod", "another pod", "an exempt unit", "another unit", "an exempt owner"])
-async def test_an_exempt_holder_is_told_from_others(begin, monkeypatch, who):
+async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     """It keeps the device out, also if it opened it before anybody counted."""
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     device, guard = world.uuids[0], world.life.observer.driver.guard
@@ -417,7 +417,7 @@ async def test_an_exempt_unit_is_not_advised_again(begin, monkeypatch, is_exempt
 
 
 @pytest.mark.parametrize("given", [("pod-a", "uid-9"), ("pod-a",), ("uid-9",)], ids=["both", "the owner", "the other"])
-async def test_who_shares_by_the_kubelets_word_is_no_stranger(begin, given):
+async def test_a_pod_that_the_kubelet_names_is_not_foreign(begin, given):
     """A plugin with time slicing gave the GPU to both, before it came behind ours."""
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     device, reporter = world.uuids[0], world.life.reporter

@@ -229,7 +229,7 @@ def test_the_ledger_is_saved_before_anybody_is_ended():
     assert on_others(lives.CLEAN, EVIL)[:2] == ('the GPU was not given to "evil" (pid 9, ns/b)', SAVE)
 
 
-def test_advice_on_many_strangers_is_short():
+def test_advice_on_many_foreign_processes_is_short():
     """One process of each pod, so that no pod hides the next one."""
     pods = {f"pod-{name}": f"ns-{name}/x" for name in "bcde"}
     evil = [Holder(pid, 1.0, "evil", pod) for pod in pods for pid in (len(pod), 10 + list(pods).index(pod))]
