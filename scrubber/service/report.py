@@ -207,7 +207,8 @@ class StatusReporter:
 
         ``earlier``: tenants, of whom some are known as NAMESPACE/POD.
         """
-        owners = [it.tenancy.owner for it in self._context.ledger.records.values() if it.tenancy.owner is not None]
+        records = self._context.ledger.records.values()
+        owners = [it for record in records if (it := record.tenancy.owner) is not None and not it.unannounced]
         uids = [*(entry.pod for entry in tenants.entries), *(owner.container or "" for owner in owners)]
         of_tenants = {tenants.names.get(uid, "") for uid in uids} | {owner.called for owner in owners}
         of_tenants |= {it for it in earlier if "/" in it}

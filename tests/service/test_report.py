@@ -11,9 +11,9 @@ import pytest
 from ground import paths
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
-from scrubber.core.events import OpenAttempted
+from scrubber.core.events import Distrusted, OpenAttempted, PutInUse
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import Opener, ScrubPath
+from scrubber.core.model import Opener, Owner, ScrubPath
 from scrubber.core.recipients import ForJob
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
@@ -402,6 +402,20 @@ async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     [holder] = (await world.life.reporter.status([device])).devices[0].holders
     unit = "/x.service" if who == "an exempt unit" else ""
     assert (holder.exempt, holder.place) == (exempt and who != "an exempt owner", unit)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+async def test_a_monitor_on_an_idle_device_is_no_tenant(world, reporter, is_given):
+    """It is on the device, but was not given it: its namespace may be exempt."""
+    device = world.uuids[0]
+    if is_given:
+        await let_on(world, "uid-9", device)
+    else:
+        unknown = device, Distrusted("a test", world.record(device).incarnation)
+        used = device, PutInUse(Owner("uid-9", world.node.now(), unannounced=True))
+        await world.life.ledger.append("", unknown, used)
+    namespaces = reporter._namespaces(world.record(device), Tenants(names={"uid-9": "ops/monitor"}))
+    assert namespaces.of_tenants == ({"ops"} if is_given else set())
 
 
 @pytest.mark.parametrize("is_exempt", [True, False])

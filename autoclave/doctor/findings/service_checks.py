@@ -200,7 +200,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     # Nothing is to be done about who has opened a GPU and may: the mode `refuse` alone refuses bystanders of the host.
     may = [of for of in programs if of[0].ignored and (of[0].exempt or not (of[0].in_pod or _refused(*of)))]
     unsettled = [of for of in programs if of not in may and not of[0].is_settled(service.policy_since)]
-    tenants = frozenset(device.pod.partition("/")[0] for device in status.devices) - {""}
+    tenants = frozenset(device.pod.partition("/")[0] for device in status.devices if not _is_uninvited(device)) - {""}
     for opener, asked_for in unsettled:
         yield _opener(opener, asked_for, tenants)
     seen = {(opener.place, opener.command) for opener, _ in unsettled}
@@ -247,6 +247,11 @@ def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.Open
 
 def _minute(wall: float) -> str:
     return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
+
+
+def _is_uninvited(device: views.DeviceStatus) -> bool:
+    """Whether the pod on a device was not given it, such as a monitor that opened an idle one."""
+    return any(opener.pod and f"{device.pod}/".startswith(f"{opener.pod}/") for opener in device.openers)
 
 
 def _refused(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) -> bool:
