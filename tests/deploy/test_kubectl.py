@@ -437,6 +437,8 @@ NAMED = """\
 namespace  monitoring         1  2  0  exempt   exempt   dcgm
 unit       agent*.scope       1  2  0  exempt   exempt   x
 namespace  nvidia-plugin      0  0  0  exempt   exempt   -
+namespace  gpu-operator       1  2  0  bystander  bystander  dcgm
+namespace  site               1  2  0  refused    refused    dcgm
 unit       crio-conmon-*.scope  0  0  0  exempt   exempt   -"""
 
 
@@ -445,8 +447,9 @@ def test_the_plan_repeats_names_from_which_no_program_asked(shell):
     shell.has(*CLUSTER, scrubber_a=NAMED, scrubber_b=NAMED.splitlines()[2])
     values = shell.run("fence", "plan", "-A")[1]
     policy = YAML(typ="safe", pure=True).load(values)["policy"]
-    assert policy == {"operatorNamespaces": ["nvidia-plugin", "monitoring"], "exempt": ["crio-conmon-*.scope"]}
-    assert "# 2 programs on 2 nodes asked for GPUs" in values
+    names = ["nvidia-plugin", "gpu-operator", "monitoring"]
+    assert policy == {"operatorNamespaces": names, "exempt": ["crio-conmon-*.scope"]}
+    assert "# 4 programs on 2 nodes asked for GPUs" in values
     assert "    'nvidia-plugin',  # no program asked, on 2 nodes\n" in values
 
 
