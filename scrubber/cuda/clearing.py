@@ -2,11 +2,16 @@
 
 Look for old data, write each pattern, and read each but the last back: the step verify reads the last one back. So two
 patterns take four passes.
+
+The kernels of ``scratch`` overwrite ``OVERWRITTEN`` of each multiprocessor (docs/kernels.md). Each receipt names the
+rest, by compute capability. A capability that is not in the table may have kinds of memory that this release does not
+know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from scrubber.core.measured import Cleared, Mismatch, Scratched, Verified, joined
 from scrubber.cuda import patterns
@@ -14,6 +19,26 @@ from scrubber.cuda.card import Card, CardBusyError, Found, KernelProgram, Progre
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
 PLACES = 8  # the most offsets of old data that are reported
+OVERWRITTEN = ("shared memory", "registers")
+_LEFT = ("caches", "some registers")  # of every GPU
+TENSOR = "tensor memory"  # 256 KiB of each multiprocessor: 128 lanes of 512 columns of 4 bytes
+UNKNOWN = "not known what else"
+SHARED = "what other virtual machines use"
+
+# What a multiprocessor has besides OVERWRITTEN and _LEFT.
+BESIDE = MappingProxyType(
+    {
+        (7, 5): (),
+        (8, 0): (),
+        (8, 6): (),
+        (8, 9): (),
+        (9, 0): (),
+        (10, 0): (TENSOR,),
+        (10, 3): (TENSOR,),
+        (12, 0): (),
+    }
+)
+_WITH_TENSOR_MEMORY = 10  # every capability of this major version
 
 
 def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1) -> Cleared:
@@ -67,3 +92,13 @@ def scratch(card: Card, key: bytes) -> Scratched:
 
 def _covered(parts: Sequence[Found]) -> int:
     return sum(part.compared for part in parts)
+
+
+def not_overwritten(capability: tuple[int, int], *, virtual: bool | None = False) -> tuple[str, ...]:
+    """The memory that a scrub leaves as it is.
+
+    ``virtual``: a vGPU, whose multiprocessors others use as well; None: it is not known whether it is one.
+    """
+    unknown = (*((TENSOR,) if capability[0] == _WITH_TENSOR_MEMORY else ()), UNKNOWN)
+    of_others = (UNKNOWN,) if virtual is None else (SHARED,) if virtual else ()
+    return tuple(dict.fromkeys((*_LEFT, *BESIDE.get(capability, unknown), *of_others)))

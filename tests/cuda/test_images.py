@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from deploy import compile_kernels
 from deploy.compile_kernels import ARCHITECTURES, CompilingError
-from scrubber.cuda import chip, images
+from scrubber.cuda import clearing, images
 from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for, present
 from tests.fakes.cuda.translation.elf import Elf
 
@@ -202,11 +202,11 @@ def test_the_memory_on_each_shipped_chip_is_known():
     """Not of a capability for which the driver compiles the portable form. Each 10.x has tensor memory."""
     numbers = [re.fullmatch(r"scrub\.sm_(\d+)(\d)\.cubin", name) for name in present()]
     shipped = {(int(number[1]), int(number[2])) for number in numbers if number}
-    assert shipped == {*chip.BESIDE}
+    assert shipped == {*clearing.BESIDE}
     every = [(major, minor) for major in range(7, 15) for minor in range(10)]
-    assert {each for each in every if chip.UNKNOWN not in chip.not_overwritten(each)} == shipped
-    assert {major for major, minor in every if chip.TENSOR in chip.not_overwritten((major, minor))} == {10}
-    assert all(chip.TENSOR in chip.not_overwritten((10, minor)) for minor in range(10))
+    assert {each for each in every if clearing.UNKNOWN not in clearing.not_overwritten(each)} == shipped
+    assert {major for major, minor in every if clearing.TENSOR in clearing.not_overwritten((major, minor))} == {10}
+    assert all(clearing.TENSOR in clearing.not_overwritten((10, minor)) for minor in range(10))
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 2), (6, 1), (0, 0)])

@@ -208,8 +208,8 @@ PLANTED = [
     Mutant(GUARD, "closed and self.lease_left > 0.0", "closed", tests=IN_GUARD),
     Mutant(GUARD, " and not rule.to_all", "", tests=IN_FENCED),
     Mutant(CONTEXT, "guard is not None and guard.keeps_out(device)", "True", tests=IN_FENCED),
-    Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
-    Mutant("scrubber/cuda/chip.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
+    Mutant("scrubber/cuda/clearing.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
+    Mutant("scrubber/cuda/clearing.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
     Mutant(VERDICT, "done.scratch.units_left if", "() if", tests=IN_VERDICT),
     # An outsider that never tries, and verdicts that take too little for a pass.
     Mutant(

@@ -19,7 +19,7 @@ from scrubber.core import plans, verdict
 from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
-from scrubber.cuda import chip
+from scrubber.cuda import clearing
 from scrubber.receipts import dsse, statement
 from scrubber.receipts.handover_id import owner_digest
 from scrubber.receipts.statement import Program
@@ -67,7 +67,7 @@ devices = st.builds(
     DeviceInfo, uuid=st.just(UUID), index=st.just(0), model=texts, memory_bytes=counts, pci_address=texts,
     parent=st.sampled_from([None, "GPU-" + UUID[4:]]),
 )  # fmt: skip
-LEFT = chip.not_overwritten((10, 9), virtual=True)
+LEFT = clearing.not_overwritten((10, 9), virtual=True)
 receipts = st.builds(
     Receipt, id=st.just(""), device=st.just(UUID), job=st.just("fedcba98765f"), path=st.sampled_from(ScrubPath),
     incarnation=st.builds(Incarnation, st.just(BOOT), texts), policy=texts, policy_digest=st.just("d" * 16),
@@ -94,7 +94,7 @@ LARGE = sealed(
         residue_bytes=190_000_000_000, processes_found=1000, processes_terminated=1000,
         uncovered=tuple(Uncovered(cause, 400_000_000) for cause in CAUSES), patterns=("random", "ones", "zero"),
         units=160, units_reached=160, shared_unreached_bytes=163_840, tests=("address", "walking-ones", "arithmetic"),
-        searched_bytes=190_000_000_000, units_left=chip.not_overwritten((10, 0)),
+        searched_bytes=190_000_000_000, units_left=clearing.not_overwritten((10, 0)),
     )
 )  # fmt: skip
 LARGE_DEVICE = DeviceInfo(

@@ -10,7 +10,7 @@ from pathlib import Path
 from ground.documents import strict_json
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import Vitals
-from scrubber.cuda import chip, clearing, cuda_card, selftest
+from scrubber.cuda import clearing, cuda_card, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress, Users
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
@@ -88,7 +88,7 @@ class NvidiaGpu:
             card = self._holding.memory().card
             with cuda_errors_translated():
                 done = clearing.scratch(card, key)
-        return replace(done, units_left=chip.not_overwritten(card.capability, virtual=self._place.virtual))
+        return replace(done, units_left=clearing.not_overwritten(card.capability, virtual=self._place.virtual))
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic, and compare the error and repair counters before and after."""

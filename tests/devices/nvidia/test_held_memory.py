@@ -16,7 +16,7 @@ import pytest
 
 from scrubber.core.measured import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched, Verified
 from scrubber.core.model import Outcome, Step
-from scrubber.cuda import chip, coverage, cuda_card, selftest
+from scrubber.cuda import clearing, coverage, cuda_card, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
 from scrubber.cuda.driver import CudaDriver, Kernel
 from scrubber.cuda.images import image_for
@@ -209,11 +209,11 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
     ("capability", "virtual", "left"),
     [
         ("9.0", False, ()),
-        ("10.0", False, (chip.TENSOR,)),
-        ("10.9", False, (chip.TENSOR, chip.UNKNOWN)),
-        ("13.0", False, (chip.UNKNOWN,)),
-        ("9.0", True, (chip.SHARED,)),
-        ("9.0", None, (chip.UNKNOWN,)),  # the driver does not say whether it is a vGPU
+        ("10.0", False, (clearing.TENSOR,)),
+        ("10.9", False, (clearing.TENSOR, clearing.UNKNOWN)),
+        ("13.0", False, (clearing.UNKNOWN,)),
+        ("9.0", True, (clearing.SHARED,)),
+        ("9.0", None, (clearing.UNKNOWN,)),  # the driver does not say whether it is a vGPU
     ],
 )
 def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capability, virtual, left):
