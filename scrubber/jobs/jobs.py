@@ -15,10 +15,8 @@ from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
-from scrubber.jobs.job_context import JobContext, Signs, Spawn
-from scrubber.jobs.own_worker import own_worker
+from scrubber.jobs.job_context import DeviceLocks, JobContext, Signs, Slots, Spawn, own_worker
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy

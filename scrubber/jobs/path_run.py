@@ -27,9 +27,8 @@ from scrubber.core import leftover, plans, step_results
 from scrubber.core.answers import Veto
 from scrubber.core.model import Blame, Moment, Outcome, ScrubPath, Step, StepResult, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.jobs.job_context import JobContext
+from scrubber.jobs.job_context import JobContext, StartingWorker, own_worker
 from scrubber.jobs.job_rows import JobRows
-from scrubber.jobs.own_worker import StartingWorker, own_worker
 from scrubber.jobs.vetoes import Vetoes
 from scrubber.steps.orders import Order
 from scrubber.workers.worker import Worker
