@@ -1,7 +1,7 @@
 """One scrub of one device, from its start to its last row, for callers who wait for it.
 
-``path_run`` runs the steps, ``vetoes`` says what stops a step, and ``conclusion`` says what follows from the verdict.
-Only ``job_rows`` writes.
+``path_run`` runs the steps, and ``vetoes`` says what stops a step. The verdict leads to a receipt, a path with a reset,
+quarantine, or a later retry. Only ``job_rows`` writes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import replace
 from ground import log
 from ground.errors import LedgerUnavailable
 from scrub_api.measurements import Measurements
+from scrubber.core import closing, next_action, scrub_paths, verdict
 from scrubber.core import events as ev
-from scrubber.core import next_action, verdict
-from scrubber.core.model import Blame, Job, Receipt, Step, Vitals
+from scrubber.core.model import Blame, Job, Receipt, ScrubPath, Step, Vitals
 from scrubber.core.record import Record
-from scrubber.jobs import conclusion
 from scrubber.jobs.job_context import JobContext
 from scrubber.jobs.job_rows import JobRows
 from scrubber.jobs.path_run import JobProgress, PathRun, order_for
@@ -156,7 +155,7 @@ class ScrubJob:
             return True
         record, job = own
         judged, vitals = await self._judged(record, job, path)
-        events = conclusion.events(self._context, self.device_policy, record, job, judged, vitals)
+        events = self._consequence(record, job, judged, vitals)
         await self._rows.append(*events)
         event = events[0]
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -181,6 +180,52 @@ class ScrubJob:
                 return replace(judged, witness=path.use_counter), vitals
             judged = replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), in_the_way=veto.in_the_way)
         return judged, vitals
+
+    def _consequence(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> list[ev.Event]:
+        """What is to be recorded; the first event ends the path. ``record`` has all results of the job.
+
+        After ``ScrubPassed`` the device is CLEAN (``core.states``).
+        """
+        if isinstance(judged, Measurements):
+            return self._proven(record, job, judged)
+        event = self._failed(record, job, judged, vitals)
+        undecided = isinstance(event, ev.ScrubFailed) and judged.blame is Blame.UNDECIDED
+        # The monitor must not count these errors again.
+        noted = next_action.errors_to_note(record.health.baseline, vitals) if undecided else None
+        return [event] if noted is None else [event, noted]
+
+    def _proven(self, record: Record, job: Job, found: Measurements) -> list[ev.Event]:
+        """The receipt, and the end of the tenancy before it: both are signed."""
+        context, policy, ended = self._context, self._policy, record.fence.ended
+        signer = context.signer
+        receipt = verdict.write_receipt(
+            record, job, found, (self.device_policy.rule, policy.proof_digest), context.now()
+        )
+        if not policy.serial_in_receipts:
+            record = replace(record, device=replace(record.device, serial=None))
+        reading = context.observer.fence_reading(record.device.uuid)
+        if signer is not None:
+            receipt = signer.seal(record, receipt, closing.since_proof(record, reading))
+        passed = ev.ScrubPassed(job.id, receipt, reading)
+        if ended is None:
+            return [passed]
+        until_wiped = closing.until_wiped(ended, reading)
+        signed = signer.close(record, ended, receipt, until_wiped) if signer is not None else ""
+        return [passed, ev.TenancyClosed(ended, receipt.id, until_wiped, signed)]
+
+    def _failed(self, record: Record, job: Job, judged: verdict.Failed, vitals: Vitals | None) -> ev.Event:
+        now, escalate = self._context.now(), not scrub_paths.forbids(self._policy, ScrubPath.RESET)
+        quarantined, given_up = record.health.quarantine is not None, verdict.given_up(record, now)
+        match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
+            case verdict.Consequence.ESCALATE:
+                return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)
+            case verdict.Consequence.ENTER_QUARANTINE:
+                chance = int(self._context.token(2), 16) / 2**16
+                return next_action.quarantine(record, judged.ailment, "autoclave", vitals, self._policy, now, chance)
+            case verdict.Consequence.STAY_IN_QUARANTINE:
+                return next_action.interruption(record, judged.detail, now)
+            case verdict.Consequence.LEAVE_DIRTY:
+                return next_action.failure(record, judged.detail, judged.blame, judged.in_the_way)
 
     # -- an end without a verdict
 
