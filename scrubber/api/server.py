@@ -20,9 +20,9 @@ from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
 from scrubber.core import device_names
+from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State
-from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.entry_queries import Window
 from scrubber.metrics.counters import ServiceCounters

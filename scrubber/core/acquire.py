@@ -3,6 +3,9 @@
 A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second hook, and the same
 rules hold there.
 
+A pod has no name here: the kubelet asks, and its request implies that the last owner has left. A claim and a job have a
+name. They keep the device until a release, so the service refuses them a device that has an owner.
+
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
 Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
 Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try again.
@@ -11,16 +14,63 @@ Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, eviction, ownership, proof, recipients, scrub_paths
+from scrubber.core import answers, eviction, ownership, proof, scrub_paths
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
-from scrubber.core.model import Facts, Moment, ScrubPath, State, Trigger
-from scrubber.core.recipients import ForPod, Recipient
-from scrubber.core.record import Record
+from scrubber.core.fencing import Pods
+from scrubber.core.model import Facts, Grant, Moment, ScrubPath, State, Trigger
+from scrubber.core.record import Record, Tenancy
+
+
+@dataclass(frozen=True, slots=True)
+class ForPod:
+    """The kubelet asks for a pod."""
+
+    announced: bool = False  # the caller will ask ``start`` before a container uses the device
+    until_release: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForClaim:
+    """The DRA driver asks for a claim. Until the release, only the claim's pods may open the device."""
+
+    owner: str  # the UID of the claim
+    pods: Pods
+    group: ClassVar[int] = 0
+    until_release: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ForJob:
+    """A person or Slurm asks."""
+
+    owner: str = ""  # as the caller writes it
+    group: int = 0  # the only control group that may open the device meanwhile; 0: all may
+    until_release: ClassVar[bool] = True
+
+
+Recipient: TypeAlias = ForPod | ForClaim | ForJob
+
+
+def has(recipient: Recipient, tenancy: Tenancy) -> bool:
+    """Whether the device was granted to this recipient until its release: then this is a repeated request."""
+    if isinstance(recipient, ForPod) or not tenancy.until_release:
+        return False
+    return tenancy.acquired_for(recipient.owner) and tenancy.group == recipient.group
+
+
+def grant_for(recipient: Recipient, name: str, at: Moment, epoch: str, receipt: str | None) -> Grant:
+    """The grant for this recipient, with its name, time, run of the kubelet, and the receipt that it relies on."""
+    if isinstance(recipient, ForPod):
+        return Grant(name, at, epoch, recipient.announced, receipt)
+    owner, group = recipient.owner, recipient.group
+    return Grant(name, at, epoch, announced=False, receipt=receipt, until_release=True, owner=owner, group=group)
 
 
 def decide(
@@ -42,7 +92,7 @@ def decide(
     if ended is not None:
         return answers.RecordFirst(ended)
     taken = record.state in (State.GRANTED, State.IN_USE)
-    if taken and recipients.has(recipient, record.tenancy):
+    if taken and has(recipient, record.tenancy):
         return answers.Proceed()
     if taken and recipient.until_release:
         remedy = f"run `autoclave release {record.device.name}` once its owner has ended"

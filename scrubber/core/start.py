@@ -17,9 +17,9 @@ from ground.errors import Reason
 from policies.policy_model import Mode, Policy, Starts
 from scrubber.core import acquire, ailments, answers, eviction, ownership, proof
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.answers import Action
 from scrubber.core.model import Facts, KubeletAssignment, Moment, Owner, State, Trigger
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"

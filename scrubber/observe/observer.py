@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from scrubber.core import absence, fencing, ownership
+from scrubber.core.acquire import ForPod, Recipient
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
-from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError

@@ -25,12 +25,12 @@ from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
-from scrubber.core import acquire, answers, pauses, recipients, start
+from scrubber.core import acquire, answers, pauses, start
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Pods
 from scrubber.core.model import Facts, KubeletAssignment
-from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -389,7 +389,7 @@ class TenantRequests:
         ]
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
-            grant = recipients.grant(recipient, context.token(6), now, request.epoch, receipt.id if receipt else None)
+            grant = acquire.grant_for(recipient, context.token(6), now, request.epoch, receipt.id if receipt else None)
             grant, unproven = replace(grant, at_start=at_start), answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         if isinstance(recipient, ForClaim):

@@ -11,6 +11,7 @@ from ground.errors import Reason
 from policies.policy_model import Clear, Paths
 from scrubber.core import acquire, next_action, ownership, start, verdict
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForClaim, ForJob, ForPod
 from scrubber.core.answers import (
     AcquireAnswer,
     Blocked,
@@ -27,7 +28,6 @@ from scrubber.core.answers import (
 )
 from scrubber.core.fencing import Pods
 from scrubber.core.model import Blame, Owner, ScrubPath, Step, Trigger, Vitals
-from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from tests.core import lives
 from tests.core.lives import (
     AWAY,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from policies.policy_model import Mode
 from scrubber.core import acquire, answers, eviction, next_action, offering, pauses, proof, start, verdict
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import State, Step
-from scrubber.core.recipients import ForPod
 from tests.core import lives
 from tests.core.lives import ENFORCE, LIVES, NOW, OBSERVE, A, B, facts, later, live
 

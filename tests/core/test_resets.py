@@ -8,9 +8,9 @@ from policies.hardware import Reset, WhenReset
 from policies.policy_model import Policy
 from scrubber.core import acquire, answers, next_action, plans, scrub_paths
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
-from scrubber.core.recipients import ForPod
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, live

@@ -12,9 +12,9 @@ import pytest
 from ground.errors import Reason
 from scrubber.core import acquire, next_action, start
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
 from scrubber.core.model import Facts, Owner
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, rows

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.simulated import drills

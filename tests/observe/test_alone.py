@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core.acquire import ForPod
 from scrubber.core.events import LetIn
 from scrubber.core.fencing import open_to
 from scrubber.core.model import Facts, Holder, Moment
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.simulated.containers import MARK

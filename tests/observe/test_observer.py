@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State, Vitals
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.core.use_counter import NoUseCounter, UseReading

@@ -6,8 +6,8 @@ import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForJob, ForPod
 from scrubber.core.model import State
-from scrubber.core.recipients import ForJob, ForPod
 from tests.service.asking import let_on, rows, scrubs, written_down
 
 WHY = "another program calls it unhealthy"

@@ -9,9 +9,9 @@ import pytest
 
 from ground.errors import NotReady
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForClaim, ForJob
 from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.core.recipients import ForClaim, ForJob
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
 from tests.service.asking import at_step, healthy, rows, scrubs, written_down

@@ -9,8 +9,8 @@ import pytest
 
 from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import AilmentKind, Facts, Outcome, ScrubPath, State, Step, Vitals
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from tests.service.asking import at_step, healthy, results, rows
 from tests.service.world import World

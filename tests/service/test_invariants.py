@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ground.errors import AutoclaveError
+from scrubber.core.acquire import ForJob
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State, Step
-from scrubber.core.recipients import ForJob
 from scrubber.core.tenancies import tenancies
 from scrubber.node import assignments
 from tests.move_table import MOVES

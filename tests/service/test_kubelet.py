@@ -9,8 +9,8 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core import ownership, pauses
+from scrubber.core.acquire import ForJob
 from scrubber.core.model import Facts, State
-from scrubber.core.recipients import ForJob
 from scrubber.service.context import ServiceContext
 from tests.service.asking import let_on, rows, scrubs, written_down
 

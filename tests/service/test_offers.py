@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import Facts, State
-from scrubber.core.recipients import ForPod
 from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on
 

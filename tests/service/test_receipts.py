@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ground.errors import NotReady
+from scrubber.core.acquire import ForClaim, ForJob, ForPod
 from scrubber.core.fencing import Pods
 from scrubber.core.guarded import Guarded
 from scrubber.core.model import Receipt, State
-from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from scrubber.core.record import Change, Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from scrubber.service.context import ServiceContext

@@ -12,10 +12,10 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.policy_model import Policy
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForClaim, ForPod
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import Pods
 from scrubber.core.model import Ailment, AilmentKind, Facts, HealthRead, ScrubPath, Sign, State, Step, Trigger, Xid
-from scrubber.core.recipients import ForClaim, ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import ledger_rows

@@ -11,10 +11,10 @@ import pytest
 from ground import paths
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
+from scrubber.core.acquire import ForJob
 from scrubber.core.events import Distrusted, OpenAttempted, PutInUse
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Opener, Owner, ScrubPath
-from scrubber.core.recipients import ForJob
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window

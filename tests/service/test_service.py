@@ -11,9 +11,9 @@ import pytest
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.core import answers, pauses
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
-from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import reported, rows, scrubs

@@ -11,8 +11,8 @@ import pytest
 
 from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
+from scrubber.core.acquire import ForJob, ForPod
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.core.recipients import ForJob, ForPod
 from scrubber.core.use_counter import UseCounter
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests

@@ -22,9 +22,9 @@ from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core import reset_domains
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import State
 from scrubber.core.offering import WAITED_FOR
-from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.blocking_calls import Caller

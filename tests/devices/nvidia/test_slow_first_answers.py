@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import acquire, answers
+from scrubber.core.acquire import ForPod
 from scrubber.core.model import AilmentKind
-from scrubber.core.recipients import ForPod
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import nvml
 from scrubber.devices.nvidia.backend import Nvidia
