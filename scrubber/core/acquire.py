@@ -7,7 +7,7 @@ A pod has no name here: the kubelet asks, and its request implies that the last 
 name. They keep the device until a release, so the service refuses them a device that has an owner.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
-Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
+Rule 2: a process of a live container is never touched. ``next_scrub.terminable`` says which processes may be ended.
 Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try again.
 """
 
@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, eviction, ownership, proof, scrub_paths
+from scrubber.core import answers, next_scrub, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
@@ -162,7 +162,7 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action:
             if facts.holders is None:
                 return answers.holders_unknown(action, record, facts)
             if not proof.is_valid(record.scrubs.receipt, facts, policy, now):
-                return answers.Scrub(scrub_paths.next_path(record, policy), Trigger.PROOF_EXPIRED)
+                return answers.Scrub(next_scrub.next_path(record, policy), Trigger.PROOF_EXPIRED)
             return answers.HandOut()
         case State.GRANTED if _reusable(record, facts, policy, now):
             return answers.HandOut()
@@ -193,12 +193,12 @@ def _from_dirty(
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
         return answers.holders_unknown(action, record, facts)
-    if not eviction.all_terminable(record, facts, policy):
+    if not next_scrub.all_terminable(record, facts, policy):
         return answers.busy(action, record)
-    if scrub_paths.reset_forbidden(record, policy):
-        why = answers.sentence(action, record, scrub_paths.RESET_FORBIDDEN)
+    if next_scrub.reset_forbidden(record, policy):
+        why = answers.sentence(action, record, next_scrub.RESET_FORBIDDEN)
         return answers.Refuse(Reason.SICK, why, answers.explain(record, answers.BRINGS_BACK))
-    return answers.Scrub(scrub_paths.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
+    return answers.Scrub(next_scrub.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
 
 
 def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJob:
@@ -207,7 +207,7 @@ def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJo
     # A self-test takes longer than a request can wait. The request does not need one, unless the path with the test is
     # due, as on probation.
     tested = job is not None and job.path is not ScrubPath.FAST
-    return answers.CancelJob() if tested and scrub_paths.next_path(record, policy) is ScrubPath.FAST else answers.Join()
+    return answers.CancelJob() if tested and next_scrub.next_path(record, policy) is ScrubPath.FAST else answers.Join()
 
 
 def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> answers.ReleaseAnswer:

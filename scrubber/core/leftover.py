@@ -3,8 +3,8 @@
 Both questions are about processes in no container. A leftover is a process that was started while the last tenant whose
 start was admitted had the device. A process from before or after that time is foreign, such as an operator's shell. If
 no start was admitted, every process is foreign. A process that another program started during that time cannot be
-distinguished from a process of the tenant. Workers load this module, so it does not know policies: ``eviction`` says
-what a policy allows.
+distinguished from a process of the tenant. Workers load this module, so it does not know policies:
+``next_scrub`` says what a policy allows.
 """
 
 from __future__ import annotations

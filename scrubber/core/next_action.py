@@ -12,7 +12,7 @@ from ground.quantities import quantity
 from policies import xids
 from policies.hardware import FLAP_WINDOW
 from policies.policy_model import Mode, Policy
-from scrubber.core import ailments, answers, eviction, ownership, pauses, proof, scrub_paths, tenancy_upkeep, verdict
+from scrubber.core import ailments, answers, next_scrub, ownership, pauses, proof, tenancy_upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
@@ -66,8 +66,8 @@ def failure(record: Record, why: str, blame: Blame, in_the_way: InTheWay = NO_HO
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
     """The probation of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.health.quarantine.next_probe if record.health.quarantine else None
-    waits = due is None or now.uptime < due or scrub_paths.reset_forbidden(record, policy)
-    return None if waits else answers.StartProbation(scrub_paths.next_path(record, policy))
+    waits = due is None or now.uptime < due or next_scrub.reset_forbidden(record, policy)
+    return None if waits else answers.StartProbation(next_scrub.next_path(record, policy))
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
@@ -103,20 +103,20 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
 def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
-    if scrub_paths.reset_forbidden(record, policy):
-        needed = Ailment(AilmentKind.RESET_REQUIRED, scrub_paths.RESET_FORBIDDEN)
+    if next_scrub.reset_forbidden(record, policy):
+        needed = Ailment(AilmentKind.RESET_REQUIRED, next_scrub.RESET_FORBIDDEN)
         return answers.RecordFirst(quarantine(record, needed, "autoclave", facts.vitals, policy, now, chance))
     if record.state is State.CLEAN:
         if facts.holders is None:
             return answers.Blocked(answers.why_unknown_for_operators(facts))
         if proof.is_valid(record.scrubs.receipt, facts, policy, now):
             return answers.Proceed()
-        return answers.Scrub(scrub_paths.next_path(record, policy), Trigger.PROOF_EXPIRED)
+        return answers.Scrub(next_scrub.next_path(record, policy), Trigger.PROOF_EXPIRED)
     failed = record.scrubs.setback
     if failed is not None and now.uptime - failed.at.uptime < pauses.until_retry(failed):
         return answers.Proceed()
-    if eviction.all_terminable(record, facts, policy):
-        return answers.Scrub(scrub_paths.next_path(record, policy), _idle_trigger(record))
+    if next_scrub.all_terminable(record, facts, policy):
+        return answers.Scrub(next_scrub.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
         return answers.Blocked(answers.why_unknown_for_operators(facts))
     return answers.Blocked(f"waiting for {facts.who} to end")
@@ -253,7 +253,7 @@ def _tend_quarantined(
     if due is None or vitals is None or vitals.lost or vitals.unresponsive or vitals.partial:
         return answers.Proceed()
     lasts = present is not None and ailments.lasts(present.ailment, facts)
-    if lasts or not eviction.all_terminable(record, facts, policy):
+    if lasts or not next_scrub.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.health.baseline, vitals)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, pauses, scrub_paths
+from scrubber.core import answers, next_scrub, pauses
 from scrubber.core.model import Availability, Moment, ScrubPath, State, Trigger
 from scrubber.core.record import Record
 
@@ -109,7 +109,7 @@ def _lately(record: Record, now: Moment, within: float) -> bool:
 
 def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
     """Whether the scrub of the device will probably end while Allocate waits for it."""
-    path = scrub_paths.next_path(record, policy) if record.scrubs.job is None else record.scrubs.job.path
+    path = next_scrub.next_path(record, policy) if record.scrubs.job is None else record.scrubs.job.path
     if record.scrubs.setback is not None or path is not ScrubPath.FAST or not _fits_allocate_budget(record, policy):
         return False
     return _lately(record, now, policy.budgets.allocate)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy, Starts
-from scrubber.core import acquire, ailments, answers, eviction, ownership, proof
+from scrubber.core import acquire, ailments, answers, next_scrub, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForPod
 from scrubber.core.answers import Action
@@ -174,7 +174,7 @@ def _again(
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
     other_may_come = why_clean == CONTESTED and ownership.just_admitted(owner, now)
-    if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
+    if siblings or other_may_come or not next_scrub.all_terminable(record, facts, policy):
         return answers.busy(Action.START_ON, record)
     return answers.RecordFirst(ev.Released(why, restart=True))
 

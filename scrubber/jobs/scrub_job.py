@@ -13,7 +13,7 @@ from dataclasses import replace
 from ground import log
 from ground.errors import LedgerUnavailable
 from scrub_api.measurements import Measurements
-from scrubber.core import closing, next_action, scrub_paths, verdict
+from scrubber.core import closing, next_action, next_scrub, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Job, Receipt, ScrubPath, Step, Vitals
 from scrubber.core.record import Record
@@ -214,7 +214,7 @@ class ScrubJob:
         return [passed, ev.TenancyClosed(ended, receipt.id, until_wiped, signed)]
 
     def _failed(self, record: Record, job: Job, judged: verdict.Failed, vitals: Vitals | None) -> ev.Event:
-        now, escalate = self._context.now(), not scrub_paths.forbids(self._policy, ScrubPath.RESET)
+        now, escalate = self._context.now(), not next_scrub.forbids(self._policy, ScrubPath.RESET)
         quarantined, given_up = record.health.quarantine is not None, verdict.given_up(record, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
             case verdict.Consequence.ESCALATE:

@@ -10,7 +10,7 @@ from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
 from policies.policy_model import Policy
-from scrubber.core import ailments, answers, eviction, next_action, scrub_paths
+from scrubber.core import ailments, answers, next_action, next_scrub
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, State, Trigger, holder_names, most_thorough
 from scrubber.core.record import Record
@@ -43,7 +43,7 @@ class OperatorRequests:
             if running is not None and most_thorough(running.path, path) is running.path:
                 return running
             if record.health.quarantine is not None:
-                _require_allowed(record, policy, scrub_paths.next_path(record, policy))
+                _require_allowed(record, policy, next_scrub.next_path(record, policy))
                 ailment = record.health.quarantine.ailment
                 remedy = f"`autoclave reinstate {record.device.name}` tests it and brings it back"
                 raise Refused(Reason.QUARANTINED, f"it is quarantined ({ailment.kind.value}: {ailment.detail})", remedy)
@@ -60,7 +60,7 @@ class OperatorRequests:
             if record.health.ailment is not None:
                 remedy = f"then `autoclave explain {record.device.name}` says what brings it back"
                 raise Refused(Reason.SICK, "it is sick and about to be quarantined", remedy)
-            due = scrub_paths.next_path(record, policy)
+            due = next_scrub.next_path(record, policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
             _require_allowed(record, policy, taken)
             return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, op)
@@ -125,7 +125,7 @@ class OperatorRequests:
                 await context.ledger.append(op, (device, earlier))
             if without_proof:
                 await context.ledger.append(op, (device, ev.Reinstated(who)))
-            path = scrub_paths.next_path(context.record(device), device_policy.policy)
+            path = next_scrub.next_path(context.record(device), device_policy.policy)
             if without_proof:
                 return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
             path = most_thorough(ScrubPath.SLOW, path)
@@ -139,7 +139,7 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
     """Refuse a job that would fail at once: holders are unknown, or a scrub must not end one of them."""
     if facts.holders is None:
         raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts), answers.TRY_AGAIN)
-    stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
+    stuck = [holder for holder in facts.holders if not next_scrub.terminable(holder, record, policy)]
     if stuck:
         raise Refused(
             Reason.IN_USE, f"it is used by {holder_names(tuple(stuck), facts.pods)}", "end these processes first"
@@ -148,8 +148,8 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
 
 def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None) -> None:
     """Refuse a path with a reset that the policy forbids, and say what a person can do instead."""
-    if not scrub_paths.forbids(policy, path):
+    if not next_scrub.forbids(policy, path):
         return
-    if scrub_paths.reset_forbidden(record, policy):
-        raise Refused(Reason.SICK, scrub_paths.RESET_FORBIDDEN, ailments.RESET_BY_PERSON.format(gpu=record.device.name))
+    if next_scrub.reset_forbidden(record, policy):
+        raise Refused(Reason.SICK, next_scrub.RESET_FORBIDDEN, ailments.RESET_BY_PERSON.format(gpu=record.device.name))
     raise Refused(Reason.INVALID_REQUEST, "the policy forbids resets (reset.when: never)", "choose the path slow")

@@ -14,7 +14,7 @@ from ground.errors import joined
 from policies.policy_model import OPERATOR_PROGRAMS, RUNTIME_UNITS, FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
-from scrubber.core import answers, device_names, fencing, offering, repeated_uses, scrub_paths
+from scrubber.core import answers, device_names, fencing, next_scrub, offering, repeated_uses
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import Container, Group, KeptOff, OpenTo, Pods
@@ -142,7 +142,7 @@ class StatusReporter:
         uuid = device_names.find(self._context.ledger.records, gpu)
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
-        forbidden = scrub_paths.reset_forbidden(record, device_policy.policy)
+        forbidden = next_scrub.reset_forbidden(record, device_policy.policy)
         blocked, vitals = self._context.seen.blocked.get(uuid, ""), self._context.seen.vitals.get(uuid)
         holders, unseen = self._context.seen.holders.get(uuid, ()), tuple[str, ...]()
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):

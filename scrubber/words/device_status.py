@@ -11,7 +11,7 @@ from ground import process_names
 from ground.quantities import quantity
 from policies.policy_model import FenceMode, Policy
 from scrub_api import views
-from scrubber.core import absence, ailments, answers, device_names, fencing, ownership, scrub_paths, verdict
+from scrubber.core import absence, ailments, answers, device_names, fencing, next_scrub, ownership, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     NO_CONTAINER,
@@ -129,7 +129,7 @@ def device_status(
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
     device, quarantine, job = record.device, record.health.quarantine, record.scrubs.job
-    path = None if scrub_paths.reset_forbidden(record, policy) else scrub_paths.next_path(record, policy)
+    path = None if next_scrub.reset_forbidden(record, policy) else next_scrub.next_path(record, policy)
     return views.DeviceStatus(
         device=device.uuid,
         index=device.index,
@@ -249,7 +249,7 @@ def advice(  # noqa: PLR0913 - all that is known
         person = asked.course is Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
-            what = (f"{scrub_paths.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}",)
+            what = (f"{next_scrub.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}",)
         elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
         endable = first if AILMENTS[record.health.quarantine.ailment.kind].lasts is not Lasts.HELD else ()

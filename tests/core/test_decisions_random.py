@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.policy_model import Mode
-from scrubber.core import acquire, answers, eviction, next_action, offering, pauses, proof, start, verdict
+from scrubber.core import acquire, answers, next_action, next_scrub, offering, pauses, proof, start, verdict
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForPod
 from scrubber.core.model import State, Step
@@ -94,7 +94,7 @@ def test_no_device_that_a_live_container_uses_is_changed(record, seen, policy, n
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
         assert not isinstance(answer, answers.RecordFirst) or not isinstance(answer.event, ev.Released)
-    assert not any(eviction.terminable(holder, record, policy) for holder in seen.holders if holder.container)
+    assert not any(next_scrub.terminable(holder, record, policy) for holder in seen.holders if holder.container)
 
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)

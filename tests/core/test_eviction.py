@@ -3,7 +3,7 @@
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import eviction
+from scrubber.core import next_scrub
 from scrubber.core.model import Holder
 from tests.core import lives
 from tests.core.lives import ENFORCE, LEFTOVER, NOW, OF_A, STRICT, later, live, rows
@@ -37,4 +37,4 @@ TERMINABLE = rows(
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
 def test_which_holders_may_be_ended(holder, record, policy, may):
-    assert eviction.terminable(holder, record, policy) is may
+    assert next_scrub.terminable(holder, record, policy) is may

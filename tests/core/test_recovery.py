@@ -6,7 +6,7 @@ import pytest
 
 from policies.policy_model import Paths
 from policies.xids import RequiredAction, required_action
-from scrubber.core import absence, ailments, next_action, scrub_paths
+from scrubber.core import absence, ailments, next_action, next_scrub
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
@@ -197,10 +197,10 @@ STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)})
 
 
 def test_a_probation_is_as_thorough_as_the_next_scrub():
-    assert scrub_paths.next_path(out(AilmentKind.HEAT), ENFORCE) is ScrubPath.FAST
-    assert scrub_paths.next_path(out(AilmentKind.HEAT), STRICT) is ScrubPath.SLOW
+    assert next_scrub.next_path(out(AilmentKind.HEAT), ENFORCE) is ScrubPath.FAST
+    assert next_scrub.next_path(out(AilmentKind.HEAT), STRICT) is ScrubPath.SLOW
     rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
-    assert scrub_paths.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
+    assert next_scrub.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
 
 
 CUT = rows(

@@ -6,7 +6,7 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.policy_model import Policy
-from scrubber.core import acquire, answers, next_action, plans, scrub_paths
+from scrubber.core import acquire, answers, next_action, next_scrub, plans
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForPod
 from scrubber.core.ailment_traits import AILMENTS, Course
@@ -20,7 +20,7 @@ PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in AILMENTS.items() if it.cou
 
 def resets(record, policy=ENFORCE):
     """Whether the next scrub resets the device."""
-    return Step.RESET in plans.PLANS[scrub_paths.next_path(record, policy)]
+    return Step.RESET in plans.PLANS[next_scrub.next_path(record, policy)]
 
 
 def scrubbed(record, path):
@@ -59,7 +59,7 @@ def test_a_reboot_replaces_the_reset_but_a_new_driver_cannot():
     out = found_on(lives.CLEAN, AilmentKind.XID)
     assert resets(live(out, ev.Distrusted("x", lives.RELOADED)))
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
-    assert scrub_paths.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
+    assert next_scrub.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
     assert scrubbed(rebooted, ScrubPath.SLOW).state is State.CLEAN
 
 
@@ -81,7 +81,7 @@ def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
     seen, late = lives.facts(), lives.later(lives.NOW.uptime)
     answer = next_action.tend(record, seen, NO_RESETS, late, 0.0)
     out = lives.noted(record, answer)
-    assert out.health.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, scrub_paths.RESET_FORBIDDEN)
+    assert out.health.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, next_scrub.RESET_FORBIDDEN)
     assert next_action.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
     assert next_action.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
     shown = device_status.quarantine_status(out.health.quarantine, None, late)
@@ -90,12 +90,12 @@ def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
     assert next_action.probation(rebooted, NO_RESETS, lives.later(1e6)) == answers.StartProbation(ScrubPath.SLOW)
     by_person = live(out, ev.Reinstated("ann: reset by hand"))
-    assert not scrub_paths.reset_forbidden(by_person, NO_RESETS)
+    assert not next_scrub.reset_forbidden(by_person, NO_RESETS)
 
 
 def test_a_request_is_refused_while_its_reset_is_forbidden():
     refused = acquire.decide(NEEDS_ONE, lives.facts(), NO_RESETS, lives.NOW, ForPod())
-    assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {scrub_paths.RESET_FORBIDDEN}", lives.BACK)
+    assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {next_scrub.RESET_FORBIDDEN}", lives.BACK)
     assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW, ForPod()) == answers.Scrub(
         ScrubPath.FAST, Trigger.ACQUIRE
     )

@@ -35,7 +35,7 @@ from tests.fakes.cuda.fixtures import FORM
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "scrub_paths", "eviction",
+    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "next_scrub",
     "pauses", "absence", "device_names", "reset_domains", "leftover", "stuck", "next_action", "tenancy_upkeep",
     "offering", "ailment_traits", "ailments", "answers", "observation", "step_results", "verdict",
 )  # fmt: skip
@@ -264,7 +264,7 @@ PLANTED = [
     Mutant(CHANGES, "Trigger.FIRST_LOOK and scrubs.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(CHANGES, "due = ScrubPath.SLOW  #", "due = ScrubPath.RESET  #", tests=IN_RESETS),
     Mutant(CHANGES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
-    Mutant("scrubber/core/scrub_paths.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
+    Mutant("scrubber/core/next_scrub.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
     Mutant(
         PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY, Scratched)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT
     ),

@@ -1,11 +1,15 @@
-"""How thorough the next scrub of a device must be, and whether the policy forbids its path."""
+"""What the policy lets the next scrub of a device do: how thorough it is, and which holders it may end.
+
+``leftover`` tells workers, which know no policy, which holders they may end.
+"""
 
 from __future__ import annotations
 
 from policies.hardware import WhenReset
-from policies.policy_model import Policy
+from policies.policy_model import Eviction, Policy
+from scrubber.core import leftover
 from scrubber.core.ailment_traits import AILMENTS
-from scrubber.core.model import ScrubPath, State, most_thorough
+from scrubber.core.model import Facts, Holder, ScrubPath, State, most_thorough
 from scrubber.core.record import Record
 
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
@@ -33,3 +37,15 @@ def reset_forbidden(record: Record, policy: Policy) -> bool:
 def forbids(policy: Policy, path: ScrubPath | None) -> bool:
     """Whether the policy forbids this path, because it has a reset."""
     return path is ScrubPath.RESET and policy.reset.when is WhenReset.NEVER
+
+
+def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
+    """Whether the policy lets a scrub end this process: never a process of a live container."""
+    ends = Eviction.TERMINATE
+    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
+    return leftover.may_end(holder, record.tenancy.span, leftovers=leftovers, foreign=foreign)
+
+
+def all_terminable(record: Record, facts: Facts, policy: Policy) -> bool:
+    """Whether a scrub may end every holder. False when the holders are not known."""
+    return facts.holders is not None and all(terminable(holder, record, policy) for holder in facts.holders)
