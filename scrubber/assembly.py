@@ -42,13 +42,13 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.metrics.gauges import BoardSampler, ServiceCollector
 from scrubber.node import clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.ends import Ends
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
 from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from scrubber.observe.owner_ends import Ends
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import endorsement, note, tenant_files
 from scrubber.receipts import key as key_file

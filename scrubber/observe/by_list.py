@@ -16,7 +16,7 @@ from scrubber.observe.driver_calls import DriverCalls, DriverList
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import HolderSearch
 from scrubber.observe.observed_since import ObservedSince
-from scrubber.observe.owner_containers import OwnerContainers
+from scrubber.observe.owner_ends import OwnerContainers
 
 
 class ByList:

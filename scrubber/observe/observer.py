@@ -22,7 +22,6 @@ from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
-from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.by_list import ByList
@@ -30,7 +29,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
 from scrubber.observe.observed_since import ObservedSince
-from scrubber.observe.owner_containers import OwnerContainers
+from scrubber.observe.owner_ends import Ends, OwnerContainers
 
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 

@@ -16,9 +16,9 @@ from ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.core.model import Facts, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
-from scrubber.node.ends import Ends
 from scrubber.observe.observed_since import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer
+from scrubber.observe.owner_ends import Ends
 from scrubber.service.service import Service
 
 logger = log.get("monitor")

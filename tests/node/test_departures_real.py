@@ -18,11 +18,11 @@ from scrubber.core.model import Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.simulated_backend import Simulated
-from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from scrubber.observe.owner_ends import Ends
 from tests.core import lives
 from tests.node.control_groups import ID, UID, Group, Process, pod
 from tests.patience import WITHIN

@@ -17,11 +17,11 @@ from scrubber.core.model import Moment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.simulated_backend import Simulated
-from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from scrubber.observe.owner_ends import Ends
 from scrubber.service import monitor
 from scrubber.service.monitor import Monitor
 from tests.core import lives

@@ -14,7 +14,7 @@ import pytest
 import structlog.testing
 
 from scrubber.node import group_places
-from scrubber.node.ends import Ends
+from scrubber.observe.owner_ends import Ends
 from tests.node.control_groups import ID, INNER, UID, Process, pod
 from tests.patience import WITHIN
 from tests.pod_groups import roots
