@@ -12,8 +12,7 @@ from scrubber.core.observation import Known, Listed, Look, Purpose, enough
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.devices.blocking_calls import in_turn
-from scrubber.observe.driver_calls import DriverCalls, DriverList
-from scrubber.observe.health_reports import HealthReports
+from scrubber.observe.driver_calls import DriverCalls, DriverList, HealthReports
 from scrubber.observe.holder_search import HolderSearch
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_ends import OwnerContainers

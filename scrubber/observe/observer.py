@@ -25,8 +25,7 @@ from scrubber.node import assignments, clock
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.by_list import ByList
-from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.health_reports import HealthReports
+from scrubber.observe.driver_calls import DriverCalls, HealthReports
 from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_ends import Ends, OwnerContainers

@@ -11,7 +11,7 @@ from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger, Vitals
 from scrubber.core.record import Record
-from scrubber.observe.health_reports import slice_vitals
+from scrubber.observe.driver_calls import slice_vitals
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
