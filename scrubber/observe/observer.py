@@ -24,9 +24,8 @@ from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
-from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls, HealthReports
-from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
+from scrubber.observe.holder_search import ByList, Holders, HolderSearch, IsBystander
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_ends import Ends, OwnerContainers
 
