@@ -26,7 +26,7 @@ from plugin.hooks import Hooks
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
-from plugin.registration import kubelet, rivals, sockets
+from plugin.registration import kubelet, other_plugins, sockets
 from plugin.registration.succession import Turn
 from plugin.stopping import DRAINED_WITHIN, InFlight
 from plugin.vendor import responses as vendor
@@ -78,7 +78,9 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                     registrations.create_task(vendors.run(took_over=turn.took_over), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 else:
-                    watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)
+                    watch = other_plugins.watch_rivals(
+                        chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin
+                    )
                     registrations.create_task(watch, name="search for another plugin")
                 hooks = Hooks(scrubber, listing)
                 try:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ground import private_files
-from plugin.registration import hung, sockets
+from plugin.registration import other_plugins, sockets
 from plugin.registration.sockets import PRESENT
 
 NEXT = "next"  # the lock of the plugin whose turn is next
@@ -37,7 +37,7 @@ class Turn:
         self._directory = kubelet_dir
         self._name = secrets.token_hex(8).encode()
         self._held: dict[str, int] = {}
-        self._answers: dict[str, hung.Answers] = {}
+        self._answers: dict[str, other_plugins.Answers] = {}
         self._changing = threading.Lock()
         self._over = self._leaving = False
         self.took_over = False  # another plugin had the turn until this one got it
@@ -46,7 +46,7 @@ class Turn:
         """Until cancelled, kill a plugin that holds the lock, or is next in turn, whenever it hangs."""
         async with asyncio.TaskGroup() as tasks:
             for name in (NEXT, PRESENT):
-                tasks.create_task(hung.watch(sockets.answers(self._directory, name)))
+                tasks.create_task(other_plugins.watch_hung(sockets.answers(self._directory, name)))
 
     async def begin(self, waits: Callable[[], None]) -> None:
         """Wait until no other plugin holds the lock. ``waits`` is called if one does."""
@@ -119,7 +119,7 @@ class Turn:
 
     def _answer(self, name: str) -> None:
         """Answer on the socket beside a lock, as long as this process holds it."""
-        self._answers[name] = hung.Answers(sockets.answers(self._directory, name))
+        self._answers[name] = other_plugins.Answers(sockets.answers(self._directory, name))
 
     def _release(self, name: str) -> None:
         if name in self._answers:

@@ -30,7 +30,7 @@ from ground.errors import AutoclaveError, Reason
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.registration import endpoint, kubelet, rivals, sockets
+from plugin.registration import endpoint, kubelet, other_plugins, sockets
 from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
@@ -319,7 +319,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         while True:
             before = self._watch.notifications
             registered = {plugin.path for plugin in self._plugins.values()}
-            unregistered = rivals.serving(self._kubelet_dir, self._prefix) - registered
+            unregistered = other_plugins.serving(self._kubelet_dir, self._prefix) - registered
             since = {socket: since.get(socket, clock()) for socket in unregistered}
             late = sorted(str(path) for path, begun in since.items() if clock() - begun >= BYPASS_AFTER)
             if late and late[0] != self._bypass:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ground import unix_sockets
-from plugin.registration import hung, sockets, succession
+from plugin.registration import other_plugins, sockets, succession
 from plugin.registration.succession import Turn
 from tests.patience import WITHIN
 
@@ -157,8 +157,8 @@ async def another(short_tmp):
 @pytest.fixture
 def watching(turns, monkeypatch):
     """Wait for an event while the last of the turns watches the others."""
-    monkeypatch.setattr(hung, "ASKED_EVERY", 0.01)
-    monkeypatch.setattr(hung, "ANSWERS_WITHIN", 0.1)
+    monkeypatch.setattr(other_plugins, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(other_plugins, "ANSWERS_WITHIN", 0.1)
 
     async def watching(event) -> None:
         watch = asyncio.create_task(turns[-1].watch())
@@ -188,7 +188,7 @@ async def test_plugins_that_waited_for_their_turn_are_killed_too(turns, another,
         second.send_signal(signal.SIGSTOP)
         await turns[0].begin(lambda: None)
         for _ in range(3):  # the questions go on, and this process answers
-            await hung._answers(sockets.answers(turns[0]._directory, sockets.PRESENT))
+            await other_plugins._answers(sockets.answers(turns[0]._directory, sockets.PRESENT))
 
     await watching(hang_in_turn())
     assert [await it.wait() for it in (first, second)] == [-signal.SIGKILL] * 2
@@ -201,11 +201,11 @@ async def test_no_process_is_killed_in_the_place_of_another(turns, monkeypatch):
     """By the time of the kill, the one that was silent may have ended; and a process that asks does not hang."""
     await turns[0].begin(lambda: None)
     path = sockets.answers(turns[0]._directory, sockets.PRESENT)
-    assert not hung._kill(path), "itself"
+    assert not other_plugins._kill(path), "itself"
     sleeps = await asyncio.create_subprocess_exec("sleep", "60")
     listeners = iter([sleeps.pid, os.getpid()])
     monkeypatch.setattr(unix_sockets, "listener", lambda _path: next(listeners))
-    assert not hung._kill(path), "a process that listens no longer"
+    assert not other_plugins._kill(path), "a process that listens no longer"
     sleeps.terminate()
     assert await sleeps.wait() == -signal.SIGTERM
 
@@ -221,7 +221,7 @@ async def test_a_standby_that_hangs_holds_up_no_plugin(turns, another, watching)
 
 
 async def test_a_plugin_that_answers_late_keeps_its_turn(another, watching, monkeypatch):
-    present, answers, enough = await another(), hung._answers, asyncio.Event()
+    present, answers, enough = await another(), other_plugins._answers, asyncio.Event()
     answered: list[bool] = []
 
     async def asked(path) -> bool:
@@ -230,20 +230,20 @@ async def test_a_plugin_that_answers_late_keeps_its_turn(another, watching, monk
             return True
         wakes = answered[-1:] == [False]
         present.send_signal(signal.SIGCONT if wakes else signal.SIGSTOP)
-        monkeypatch.setattr(hung, "ANSWERS_WITHIN", WITHIN if wakes else 0.1)
+        monkeypatch.setattr(other_plugins, "ANSWERS_WITHIN", WITHIN if wakes else 0.1)
         answered.append(await answers(path))
         if len(answered) == 5:
             enough.set()
         return answered[-1]
 
-    monkeypatch.setattr(hung, "_answers", asked)
+    monkeypatch.setattr(other_plugins, "_answers", asked)
     await watching(enough.wait())
     assert (answered[:5], present.returncode) == ([False, True, False, True, False], None)
 
 
 async def test_an_answer_that_waits_for_who_asks_counts(short_tmp, monkeypatch):
     """Its loop was held up for longer than the other had time to answer."""
-    monkeypatch.setattr(hung, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(other_plugins, "ANSWERS_WITHIN", 0)
     with socket.socket(socket.AF_UNIX) as plugin:
         plugin.bind(os.fspath(short_tmp / "ask"))
         plugin.listen()
@@ -251,6 +251,6 @@ async def test_an_answer_that_waits_for_who_asks_counts(short_tmp, monkeypatch):
         def answer() -> None:
             plugin.accept()[0].close()
 
-        asks = asyncio.ensure_future(hung._answers(short_tmp / "ask"))
+        asks = asyncio.ensure_future(other_plugins._answers(short_tmp / "ask"))
         asyncio.get_running_loop().call_soon(answer)
         assert await asks

@@ -5,12 +5,12 @@ import asyncio
 import structlog
 
 from demo.standins.vendor_plugin import VendorPlugin
-from plugin.registration import rivals
+from plugin.registration import other_plugins
 from tests.patience import WITHIN
 
 
 async def test_a_plugin_that_comes_later_is_reported_until_it_goes(short_tmp, monkeypatch):
-    monkeypatch.setattr(rivals, "EVERY", 0.01)
+    monkeypatch.setattr(other_plugins, "RIVALS_EVERY", 0.01)
     reported: asyncio.Queue[str] = asyncio.Queue()
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
@@ -21,7 +21,7 @@ async def test_a_plugin_that_comes_later_is_reported_until_it_goes(short_tmp, mo
                 pass
 
     with structlog.testing.capture_logs() as logs:
-        watching = asyncio.create_task(rivals.watch(short_tmp, "nvidia.com", reported.put_nowait))
+        watching = asyncio.create_task(other_plugins.watch_rivals(short_tmp, "nvidia.com", reported.put_nowait))
         await until("")
         for _ in range(2):
             rival = await VendorPlugin(short_tmp, elsewhere, ["GPU-0000"]).begin()
@@ -31,4 +31,4 @@ async def test_a_plugin_that_comes_later_is_reported_until_it_goes(short_tmp, mo
             await until("")
         watching.cancel()
         await asyncio.wait({watching})
-    assert [(line["event"], line["log_level"]) for line in logs] == [(rivals.NOT_PROVEN, "error")] * 2
+    assert [(line["event"], line["log_level"]) for line in logs] == [(other_plugins.NOT_PROVEN, "error")] * 2

@@ -1,9 +1,13 @@
-"""Finds a plugin that holds a lock and hangs, and kills it. Then the kernel frees its lock, and ends its calls.
+"""The other plugins of this node: kills one that holds a lock and hangs, and finds one that the kubelet may use.
 
 The holder of a lock answers on a socket beside it: it accepts a connection, and closes it. A process that is stopped,
 or whose event loop hangs, does not answer. Such a process is killed instead of passed over. So it cannot wake up and
 serve beside its successor, and a call of the kubelet that waits for it fails instead of delaying all pods of the node.
-Only a process in the PID namespace of this one can be killed, so the containers of a pod share a PID namespace.
+After the kill the kernel frees its lock, and ends its calls. Only a process in the PID namespace of this one can be
+killed, so the containers of a pod share a PID namespace.
+
+A rival is found by the names that NVIDIA's plugin and its forks use. From Kubernetes 1.37 on, the kubelet keeps both
+plugins of a resource, and informs neither of them.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from ground import log, unix_sockets
@@ -21,6 +26,8 @@ logger = log.get("registration")
 ASKED_EVERY = 1.0  # seconds
 ANSWERS_WITHIN = 4.0  # seconds; on a very busy machine a plugin that works can take two
 SILENT = 2  # questions in a row without an answer: one alone may be due to a pause of the process that asks
+RIVALS_EVERY = 5.0  # seconds between two looks for rivals
+NOT_PROVEN = "another plugin serves in the kubelet's directory: what it hands out is not proven"
 
 
 class Answers:
@@ -46,7 +53,7 @@ class Answers:
         connection.close()
 
 
-async def watch(path: Path) -> None:
+async def watch_hung(path: Path) -> None:
     """Until cancelled, kill the process that should answer here, whenever it hangs."""
     silent, killed = 0, -1
     while True:
@@ -104,3 +111,21 @@ def _kill(path: Path) -> bool:
     except OSError as error:
         logger.error("cannot kill another plugin of this node that does not answer", error=str(error))  # noqa: TRY400 - expected
     return True
+
+
+def serving(kubelet_dir: Path, resource_prefix: str) -> set[Path]:
+    """The sockets of such plugins that answer."""
+    sockets = kubelet_dir.glob(f"{resource_prefix.partition('.')[0]}-*.sock")
+    return {socket for socket in sockets if unix_sockets.connect_error(socket) is None}
+
+
+async def watch_rivals(kubelet_dir: Path, resource_prefix: str, report: Callable[[str], None]) -> None:
+    """Until cancelled, report the socket of another plugin, or an empty text."""
+    before = ""
+    while True:
+        socket = min(map(str, serving(kubelet_dir, resource_prefix)), default="")
+        if socket not in ("", before):
+            logger.error(NOT_PROVEN, socket=socket)
+        before = socket
+        report(socket)
+        await asyncio.sleep(RIVALS_EVERY)
