@@ -17,8 +17,7 @@ from ground.metric_table import Instruments, Sample
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import plugin_metrics
-from plugin.metrics.collector import RegistrationCounters, StateCollector
-from plugin.plugin_readiness import Readiness
+from plugin.metrics.collector import Readiness, RegistrationCounters, StateCollector
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
 VENDOR = "vendor"  # the driver behind ours has refused

@@ -1,1 +1,1 @@
-"""The metrics of the device plugin."""
+"""The metrics and the readiness of the device plugin."""

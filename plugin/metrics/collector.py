@@ -1,7 +1,8 @@
-"""The counters of a program, the gauges of its present state, read at each scrape, and the server that shows both.
+"""The counters of a program, the gauges and obstacles of its present state, and the server that shows them.
 
-Every label is a fixed word, a resource that the scrub service offers, or the name of the DRA driver: no request can add
-a series.
+The gauges are read at each scrape. ``/readyz`` and a metric show the obstacles: registrations, vendors, rivals and
+standby. Every label is a fixed word, a resource that the scrub service offers, or the name of the DRA driver: no
+request can add a series.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from enum import Enum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -21,12 +23,12 @@ from ground.logged_calls import CallOutcome
 from ground.metric_table import Instruments, Sample, families
 from plugin.listing import Listing
 from plugin.metrics import plugin_metrics
-from plugin.plugin_readiness import PluginReadiness, Readiness, Vendors
 from plugin.registration.registration_state import Cause, NotRegistered
 
 REGISTERED = "registered"
 NOT_YET = "the plugin has not registered yet"
 LONGEST_RECEIPT = 100  # characters: a longer exemplar would raise an error within Allocate
+LONGEST = 300  # characters of a reason, which may quote an error of another program
 
 
 class Hook(Enum):
@@ -162,3 +164,66 @@ class PluginCollector(StateCollector):
             yield plugin_metrics.LISTED, (resource, "unhealthy"), float(len(shown) - healthy)
             if self._vendors is not None:
                 yield plugin_metrics.VENDOR, (resource,), float(self._vendors.connected(resource))
+
+
+class Readiness:
+    """What prevents a program that serves the kubelet from its work."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def obstacles(self) -> tuple[str, ...]:
+        """Why the program is not ready, one line each."""
+        return tuple(" ".join(why.split())[:LONGEST] for why in self._obstacles())
+
+    @abstractmethod
+    def _obstacles(self) -> Iterator[str]: ...
+
+    def _without_devices(self, *, offers: bool = True) -> Iterator[str]:
+        """Why the scrub service has no device to offer. ``offers``: whether there should be one by now."""
+        if reason := self._listing.silence_reason():
+            yield f"the scrub service does not answer: {reason}"
+        elif offers and not self._listing.resources():
+            yield "there is no device to offer"
+
+
+class Registrations(Protocol):
+    """What the plugin knows about itself and about others in the kubelet's directory."""
+
+    standby: bool  # another plugin of this node is registered, and this one waits for its end
+    rival: str  # the socket of another plugin in the kubelet's directory
+
+    def obstacle(self, resource: str) -> str:
+        """Why a resource is not registered; empty if it is."""
+
+
+class Vendors(Protocol):
+    """The plugins of vendors that are there."""
+
+    def connected(self, resource: str) -> bool:
+        """Whether the vendor's plugin of this resource is there."""
+
+    def obstacles(self) -> Iterator[str]:
+        """Why pods cannot get a vendor's devices."""
+
+
+class PluginReadiness(Readiness):
+    """The readiness of the device plugin."""
+
+    def __init__(self, listing: Listing, registrations: Registrations, vendors: Vendors | None = None) -> None:
+        """``vendors``: the plugins in front of which this one stands."""
+        super().__init__(listing)
+        self._registrations = registrations
+        self._vendors = vendors
+
+    def _obstacles(self) -> Iterator[str]:
+        # On standby, the vendor's plugin has registered with the other plugin, which knows its devices.
+        waits = self._vendors is not None and self._registrations.standby
+        yield from self._without_devices(offers=not waits)
+        if self._vendors is not None and not waits:
+            yield from self._vendors.obstacles()
+        if rival := self._registrations.rival:
+            yield f"another plugin serves at {rival}: remove it; what it hands out is not proven"
+        for resource in sorted(self._listing.resources()):
+            if why := self._registrations.obstacle(resource):
+                yield f"{resource} is not registered: {why}"
