@@ -1,7 +1,7 @@
 """Reports the state of this node's devices to the cluster: a condition and Events of the Node.
 
 The reports go only one way: an answer or a failure of the API server never changes what the kubelet gets.
-``node_report`` decides, ``api_objects`` makes JSON: both are pure. ``reporter`` runs them. ``apiserver`` alone uses
-HTTP. It is imported by name, so that a plugin without credentials never loads the client library. ``nvsentinel``
-reports to NVSentinel in the same way, if an operator wants it.
+``node_report`` decides and makes JSON: it is pure. ``reporter`` runs it. ``apiserver`` alone uses HTTP. It is imported
+by name, so that a plugin without credentials never loads the client library. ``nvsentinel`` reports to NVSentinel in
+the same way, if an operator wants it.
 """

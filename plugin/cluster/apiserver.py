@@ -24,7 +24,7 @@ from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
 
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, PendingEvent
 from plugin.cluster.retry_loop import Failure, FailureKind
@@ -59,7 +59,7 @@ class ApiServer:
             in_cluster = credentials.is_dir()
             chosen = KubeConfig.from_service_account(credentials) if in_cluster else KubeConfig.from_file(credentials)
             # Claims are plain objects, which have no types.
-            self._client: Any = AsyncClient(chosen, namespace=api_objects.NAMESPACE, timeout=httpx2.Timeout(within))
+            self._client: Any = AsyncClient(chosen, namespace=node_report.NAMESPACE, timeout=httpx2.Timeout(within))
         except Exception as error:  # the library fails in many ways on a broken file
             raise Unusable(f"cannot use the credentials: {_one_line(error)}") from error
         self._node = node
@@ -79,12 +79,12 @@ class ApiServer:
     async def put_condition(self, condition: Condition, checkpoint: str = "") -> ClusterNode:
         """Set our condition."""
         async with self._call("patch", "nodes/status"):
-            patch = api_objects.condition(condition, checkpoint)
+            patch = node_report.condition_patch(condition, checkpoint)
             return _node(await self._client.patch(core_v1.NodeStatus, self._node, patch))
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
         """Create an Event, unless it exists because the answer to an earlier call was lost."""
-        created = msgspec.convert(api_objects.event(event, self._node, uid), core_v1.Event)
+        created = msgspec.convert(node_report.event_object(event, self._node, uid), core_v1.Event)
         async with self._call("create", "events"):
             try:
                 await self._client.create(created)
@@ -250,7 +250,7 @@ def _one_line(error: Exception) -> str:
 
 def _node(node: NodeModel) -> ClusterNode:
     conditions = (node.status.conditions if node.status is not None else None) or []
-    ours = (condition for condition in conditions if condition.type == api_objects.CONDITION)
+    ours = (condition for condition in conditions if condition.type == node_report.CONDITION)
     return ClusterNode(
         uid=(node.metadata.uid if node.metadata is not None else None) or "",
         condition=next(map(_condition, ours), None),

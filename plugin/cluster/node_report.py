@@ -1,4 +1,4 @@
-"""The condition and the Events that a node reports about its devices, and the outbox of those that wait. Pure.
+"""The condition and the Events that a node reports about its devices, their JSON, and those that wait. Pure.
 
 A device has failed when the scrub service says that it is sick or quarantined, or no longer lists it. A device
 that is only unhealthy, because it waits for a scrub or is scrubbed, fails after ``NOT_READY_AFTER``: a node must not
@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
+from ground import calendar_time, public_names
 from ground.quantities import quantity
 from plugin.devices import Device
 
@@ -19,6 +21,10 @@ NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy without a reas
 MOST_WAITING = 64  # events
 MOST_NAMED = 16  # devices in one message
 LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 in an Event
+
+CONDITION = "AutoclaveDevicesHealthy"
+COMPONENT = "autoclave"
+NAMESPACE = "default"  # of Events about objects without a namespace
 
 
 class EventReason(Enum):
@@ -298,3 +304,54 @@ class Outbox:
     def waiting(self) -> int:
         """The number of events to send."""
         return len(self._waiting)
+
+
+def condition_patch(condition: Condition, checkpoint: str = "") -> dict[str, Any]:
+    """A strategic merge patch of the Node's status: it changes only the condition of our type.
+
+    ``checkpoint``: the annotation to set with it; empty for none. The API server accepts annotations with a status.
+    """
+    return ({"metadata": {"annotations": {public_names.CHECKPOINT: checkpoint}}} if checkpoint else {}) | {
+        "status": {
+            "conditions": [
+                {
+                    "type": CONDITION,
+                    "status": condition.content.status.value,
+                    "reason": condition.content.reason,
+                    "message": condition.content.message,
+                    "lastHeartbeatTime": api_time(condition.heartbeat),
+                    "lastTransitionTime": api_time(condition.transition),
+                }
+            ]
+        }
+    }
+
+
+def event_object(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
+    """An Event of the Node."""
+    involved = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": node,
+        "uid": uid or node,
+    }  # as the kubelet does
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": pending.name, "namespace": NAMESPACE},
+        "involvedObject": involved,
+        "type": "Normal" if pending.event.reason is EventReason.RECOVERED else "Warning",
+        "reason": pending.event.reason.value,
+        "message": bounded(pending.event.note),
+        "count": 1,
+        "firstTimestamp": api_time(pending.at),
+        "lastTimestamp": api_time(pending.at),
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+    }
+
+
+def api_time(at: float) -> str:
+    """A time with seconds, as the API server stores it."""
+    return calendar_time.utc(at).strftime("%Y-%m-%dT%H:%M:%SZ")

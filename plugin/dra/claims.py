@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from plugin.devices import Device
 from scrub_api.device_messages import GrantedDevice
 
@@ -93,9 +93,9 @@ def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, 
         "status": "True" if proven else "False",
         "reason": "Proven" if proven else "NoProof",
         "message": f"receipt {granted.receipt}" if proven else "the policy of the node demands no proof",
-        "lastTransitionTime": api_objects.time(proof.finished if proof is not None else written),
+        "lastTransitionTime": node_report.api_time(proof.finished if proof is not None else written),
     }
-    ready = condition | {"status": "True", "reason": "Prepared", "lastTransitionTime": api_objects.time(written)}
+    ready = condition | {"status": "True", "reason": "Prepared", "lastTransitionTime": node_report.api_time(written)}
     entry: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
@@ -106,7 +106,7 @@ def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, 
         data: dict[str, Any] = {"receipt": granted.receipt}
         if proof is not None:
             data["path"] = proof.path
-            data["scrubbed"] = api_objects.time(proof.finished)
+            data["scrubbed"] = node_report.api_time(proof.finished)
             data["coveredBytes"] = proof.covered_bytes
             data["allocatableBytes"] = proof.allocatable_bytes
             data["policy"] = proof.policy

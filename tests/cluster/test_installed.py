@@ -16,7 +16,7 @@ from lightkube.resources.core_v1 import ConfigMap, Event, Node, Pod, ServiceAcco
 from lightkube.types import CascadeType
 
 from deploy import generate
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from scrubber.devices.simulated import drills, layout
 from tests.cluster import programs
 from tests.cluster.cluster import container
@@ -87,7 +87,7 @@ async def test_the_pod_of_helm_test_finds_the_node_in_order(cluster):
 
 
 def condition(node) -> tuple[str, str]:
-    found = [it for it in node.status.conditions if it.type == api_objects.CONDITION]
+    found = [it for it in node.status.conditions if it.type == node_report.CONDITION]
     return (found[0].status, found[0].reason) if found else ("", "")
 
 
@@ -126,7 +126,7 @@ async def test_the_plugin_may_change_only_its_own_reports(cluster, plugin):
     """A second node exists, on which the DaemonSets do not run."""
     spec = {"taints": [{"key": "test", "effect": "NoSchedule"}]}
     await cluster.client.create(Node.from_dict({"metadata": {"name": "other"}, "spec": spec}))
-    condition = {"type": api_objects.CONDITION, "status": "True", "reason": "Test", "message": ""}
+    condition = {"type": node_report.CONDITION, "status": "True", "reason": "Test", "message": ""}
     refusals = {
         "tells of its own node only": plugin.patch(Node.Status, "other", {"status": {"conditions": [condition]}}),
         "changes no labels": plugin.patch(Node.Status, NODE, {"metadata": {"labels": {"a": "b"}}}),

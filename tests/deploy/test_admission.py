@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from tests.deploy import manifests
 from tests.deploy.admission import refusals, value
 
@@ -175,7 +175,7 @@ def test_pods_that_take_gpus_are_reported_and_refused_by_choice():
 
 
 READY = {"type": "Ready", "status": "True"}
-OURS = {"type": api_objects.CONDITION, "status": "False"}
+OURS = {"type": node_report.CONDITION, "status": "False"}
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 NODE: dict[str, Any] = {
     "metadata": {"name": "a", "labels": {"x": "1"}, "resourceVersion": "1", "managedFields": []},

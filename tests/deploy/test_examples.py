@@ -12,7 +12,7 @@ import pytest
 
 from autoclave.cli import service_call
 from deploy import generate
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from plugin.cluster.nvsentinel import health_event
 from scrubber.devices.simulated import layout
 from scrubber.receipts import key
@@ -98,7 +98,7 @@ def test_the_readiness_rule_has_the_fields_of_its_api():
     assert spec.keys() == {"nodeSelector", "conditions", "taint", "enforcementMode"}
     assert spec["enforcementMode"] in {"bootstrap-only", "continuous"}
     assert spec["nodeSelector"]["matchLabels"]
-    assert spec["conditions"] == [{"type": api_objects.CONDITION, "requiredStatus": "True"}]
+    assert spec["conditions"] == [{"type": node_report.CONDITION, "requiredStatus": "True"}]
     assert spec["taint"].keys() == {"key", "effect"}
     assert re.fullmatch(r"readiness\.k8s\.io/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", spec["taint"]["key"])
 
@@ -146,7 +146,7 @@ def test_the_problem_detector_has_the_fields_of_its_configuration():
     [condition], [rule] = config["conditions"], config["rules"]
     assert condition.keys() == {"type", "reason", "message"}
     assert all(condition.values())
-    assert condition["type"] != api_objects.CONDITION, "the plugin writes that one"
+    assert condition["type"] != node_report.CONDITION, "the plugin writes that one"
     assert rule.keys() == {"type", "condition", "reason", "path", "args"}
     assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
     assert re.fullmatch(r"[A-Z][A-Za-z]*", rule["reason"])

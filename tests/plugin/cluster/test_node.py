@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from plugin.cluster import api_objects, apiserver
+from plugin.cluster import apiserver, node_report
 from plugin.cluster.reporter import ClusterReporter
 from tests.plugin.cluster.api_server import CONDITION, NODE, on, status
 from tests.plugin.cluster.conftest import QUICK
@@ -34,13 +34,13 @@ async def test_the_transition_time_is_that_of_the_observation(api, clock, report
         clock[0] += 100
     await reporter._write_condition()
     assert api.says("False", "AllDevicesOut")
-    assert api.condition()["lastTransitionTime"] == api_objects.time(1_000_100)
-    assert api.condition()["lastHeartbeatTime"] == api_objects.time(1_000_300)
+    assert api.condition()["lastTransitionTime"] == node_report.api_time(1_000_100)
+    assert api.condition()["lastHeartbeatTime"] == node_report.api_time(1_000_300)
 
 
 async def test_a_new_node_keeps_no_times_of_the_old_one(api, door, reporting):
     long_ago = "2020-01-01T00:00:00Z"
-    ours = {"type": api_objects.CONDITION, "status": "False", "reason": "Old", "message": "old"}
+    ours = {"type": node_report.CONDITION, "status": "False", "reason": "Old", "message": "old"}
     api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
     door.say(out(0), gpu(1))
     async with reporting():

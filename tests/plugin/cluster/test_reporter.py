@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from plugin.cluster.node_report import MOST_WAITING
 from tests.plugin.cluster.api_server import CONDITION, EVENTS, Answer, Request, drip, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
@@ -185,7 +185,7 @@ async def test_too_many_waiting_events_drop_the_oldest(api, door, reporting):
 
 async def test_an_internal_fault_does_not_end_reporting(api, door, reporting, monkeypatch):
     door.say(gpu(0))
-    monkeypatch.setattr(api_objects, "event", None)
+    monkeypatch.setattr(node_report, "event_object", None)
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("True"))

@@ -10,7 +10,7 @@ import pytest
 from demo.standins.api_server import CLAIMS
 from demo.standins.http_api import Answer, on, silence, status
 from ground import boot
-from plugin.cluster import api_objects
+from plugin.cluster import node_report
 from plugin.cluster.apiserver import ApiServer
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import claim_status, claims
@@ -91,7 +91,7 @@ async def test_a_claim_shows_what_was_proven_of_its_device(service, api, live_dr
     expected = verification.Expected(gpu.device, boot.boot_id(), proof.pop("handover"))
     statement = verification.statement(proof.pop("envelope"), [trusted], expected)
     assert statement["predicate"]["receipt"]["id"] == gpu.receipt.id
-    assert proof.pop("scrubbed") == api_objects.time(gpu.receipt.finished)
+    assert proof.pop("scrubbed") == node_report.api_time(gpu.receipt.finished)
     assert proof == {
         "receipt": gpu.receipt.id,
         "path": gpu.receipt.path,

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from plugin.cluster import api_objects, apiserver, node_report
+from plugin.cluster import apiserver, node_report
 from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import FailureKind
@@ -14,12 +14,12 @@ LONG = NodeEvent("GPU-0", EventReason.SICK, "xid", "x" * 5000)
 
 
 def test_an_event_is_no_longer_than_the_api_server_takes():
-    result = api_objects.event(PendingEvent("n", LONG, 0), "node-1", "uid-1")
+    result = node_report.event_object(PendingEvent("n", LONG, 0), "node-1", "uid-1")
     assert len(result["message"]) == node_report.LONGEST_MESSAGE
 
 
 def test_an_event_without_a_node_uid_uses_the_node_name():
-    assert api_objects.event(PendingEvent("n", LONG, 0), "node-1", "")["involvedObject"]["uid"] == "node-1"
+    assert node_report.event_object(PendingEvent("n", LONG, 0), "node-1", "")["involvedObject"]["uid"] == "node-1"
 
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
