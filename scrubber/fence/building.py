@@ -19,8 +19,7 @@ from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import Fence, FenceError
 from scrubber.node import cgroup_tree, group_places, own_cgroup, proc
-from scrubber.node.cgroup_tree import Tree
-from scrubber.node.group_ids import GroupIds
+from scrubber.node.cgroup_tree import GroupIds, Tree
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes

@@ -1,6 +1,7 @@
-"""The tree of cgroups of version 2: for the kernel's number of a group, its place, unit, pod or container.
+"""The tree of cgroups of version 2: what the kernel's number of a group means, and the number of the group of a pod.
 
-The kernel numbers groups in the order in which they are made, and never gives a number twice.
+A number means a place, a unit, a pod or a container. The kernel numbers groups in the order in which they are made, and
+never gives a number twice.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ground.pod_groups import PODS
 from scrubber.node import group_names, group_places
+from scrubber.node.group_places import is_populated, unusual, usual
 
 _SLICE = ".slice"
 _UNITS = (".service", ".scope", _SLICE)
@@ -28,6 +30,8 @@ _OF_KERNFS = 0xFE
 _GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+_REMEMBERED = 4096  # pods; a node runs some hundred at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +216,56 @@ def _name(path: str) -> str:
     )
     name = "/".join(parts[: unit + 1])
     return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+class GroupIds:
+    """The ids of the groups of version 2 that hold pods or containers.
+
+    Whoever may write to control groups can make one with the name of any pod. So the group of a pod is the one that the
+    runtime says it was told to use, or the only one that holds a process or container; once found, it stays the pod's.
+    """
+
+    def __init__(self, root: Path, made_for: Callable[[str], str | None] = lambda _pod: None) -> None:
+        """``root``: where the root of version 2 is mounted.
+
+        ``made_for``: the path of the group that the container runtime was told to use for a pod, if the runtime says
+        that.
+        """
+        self._root = root
+        self._made_for = made_for
+        self.rivals: dict[str, frozenset[Path]] = {}  # by pod: groups with its name that hold somebody and are not its
+        self._chosen: dict[str, Path] = {}  # the group of each pod or container that was asked for
+
+    def of(self, name: str) -> frozenset[int]:
+        """The id of the group that holds a pod or container. Empty where that cannot be said."""
+        group = self._chosen.get(name)
+        holding = {other for other in usual(self._root, name) if other != group and _holds(other)}
+        if group is None:
+            made = self._made_for(name)
+            holding.update(filter(_holds, unusual(self._root, name)))
+            candidates = holding if made is None else set(filter(_holds, [self._root / made.lstrip("/")]))
+            if len(candidates) == 1:
+                self._chosen[name] = group = candidates.pop()
+                if len(self._chosen) > _REMEMBERED:
+                    del self._chosen[next(iter(self._chosen))]
+        self.rivals.pop(name, None)
+        if rivals := frozenset(holding - {group}):
+            self.rivals[name] = rivals
+        try:
+            return frozenset({group.stat().st_ino}) if group is not None else frozenset()
+        except FileNotFoundError:
+            return frozenset()
+
+
+def _holds(group: Path) -> bool:
+    """Whether a process is in a group of version 2 or below it, or a runtime has made a container's group there.
+
+    Another driver of the kubelet than of the runtime leaves a group that holds neither.
+    """
+    if not group.is_dir():
+        return False
+    if is_populated(group):
+        return True
+    with suppress(OSError), os.scandir(group) as entries:
+        return any(group_names.is_container(entry.name) and entry.is_dir() for entry in entries)
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
-from scrubber.node.group_ids import GroupIds
+from scrubber.node.cgroup_tree import GroupIds
 from tests.node.control_groups import ID, POD, UID, pod
 
 NEIGHBOUR = f"ffffffff{UID[8:]}"
