@@ -19,9 +19,8 @@ from scrubber.core.record import Change
 from scrubber.ledger import audit, opening
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import key
-from scrubber.receipts.notary import Notary
+from scrubber.receipts.notary import Notary, SigningState
 from scrubber.receipts.note import Checkpoint
-from scrubber.receipts.state import SigningState
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from tests.core import lives

@@ -20,7 +20,7 @@ from scrubber.core.measured import Cleared
 from scrubber.core.model import DeviceInfo, Evicted, Holder, InTheWay, Outcome, Owner, Receipt, Step, StepResult, Vitals
 from scrubber.core.record import Record
 from scrubber.metrics import service_metrics
-from scrubber.receipts.state import SigningState
+from scrubber.receipts.notary import SigningState
 
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine

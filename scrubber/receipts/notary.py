@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ground import log, private_files
@@ -17,11 +17,17 @@ from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.note import Checkpoint
-from scrubber.receipts.state import SigningState
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 
 logger = log.get("receipts")
+
+
+@dataclass(slots=True)
+class SigningState:
+    """What has happened since the start of the service."""
+
+    last_checkpoint: float | None = None  # wall; when the newest checkpoint was signed
 
 
 class Notary:

@@ -31,7 +31,7 @@ from scrubber.core.model import (
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.receipts.state import SigningState
+from scrubber.receipts.notary import SigningState
 from tests.core import lives
 from tests.core.lives import DEVICE, NOW, later
 from tests.ledger import memory_store

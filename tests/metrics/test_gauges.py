@@ -23,7 +23,7 @@ from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import key
-from scrubber.receipts.state import SigningState
+from scrubber.receipts.notary import SigningState
 from tests.core import lives
 from tests.core.lives import DEVICE
 

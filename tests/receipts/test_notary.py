@@ -13,8 +13,7 @@ from scrubber.core.record import Change, Record
 from scrubber.ledger.ledger import Ledger
 from scrubber.receipts import dsse, key
 from scrubber.receipts.merkle import Inclusion
-from scrubber.receipts.notary import Notary
-from scrubber.receipts.state import SigningState
+from scrubber.receipts.notary import Notary, SigningState
 from scrubber.receipts.statement import Program, handover_digest
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from tests.core import lives

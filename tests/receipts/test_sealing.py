@@ -18,8 +18,7 @@ from scrubber.receipts import dsse, key
 from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
-from scrubber.receipts.notary import Notary
-from scrubber.receipts.state import SigningState
+from scrubber.receipts.notary import Notary, SigningState
 from scrubber.receipts.statement import Program, handover_digest
 from scrubber.receipts.tenant_files import TenantFiles
 from tests.core import lives
