@@ -52,8 +52,8 @@ from scrubber.observe.owner_ends import Ends
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import endorsement, note, tenant_files
 from scrubber.receipts import key as key_file
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.notary import Notary, SigningState
-from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.chronicle import Chronicle

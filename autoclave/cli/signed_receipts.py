@@ -21,7 +21,7 @@ from ground.quantities import quantity
 from scrub_api import admin_client, views
 from scrubber.receipts import dsse, handover_id, note, verification
 from scrubber.receipts import key as key_file
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
 from scrubber.receipts.statement import handover_digest
 

@@ -23,7 +23,7 @@ from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.receipts import endorsement, note, verification
 from scrubber.receipts import key as key_file
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.tenant_files import CLOSING
 from scrubber.receipts.verification import Expected, Logged
 

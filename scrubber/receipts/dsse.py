@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from scrubber.receipts import key
-from scrubber.receipts.signer import ReceiptError, Signer
+from scrubber.receipts.key import ReceiptError, Signer
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

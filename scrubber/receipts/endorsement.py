@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 
 from ground.quantities import quantity
 from scrubber.receipts import dsse
-from scrubber.receipts.key import BYTES, FileKey
-from scrubber.receipts.signer import ReceiptError, Signer
+from scrubber.receipts.key import BYTES, FileKey, ReceiptError, Signer
 
 KEY_TYPE = "application/vnd.autoclave.key+json"
 

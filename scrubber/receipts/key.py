@@ -13,10 +13,11 @@ import secrets
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
+from typing import Protocol
 
 from ground import paths, private_files
+from ground.errors import ErrorWithRemedies
 from ground.quantities import quantity
-from scrubber.receipts.signer import ReceiptError
 
 KEY, NEXT, SECRET = "key.pem", "next.pem", "secret"
 BYTES = 32  # of a key, and of the secret
@@ -28,6 +29,25 @@ _INSTALL = "install the extra `receipts` (in a checkout: pip install '.[receipts
 _REMEDY = (
     "restore it from a copy, or stop the service, move the directory away, and start the service: it makes a new key"
 )
+
+
+class ReceiptError(ErrorWithRemedies):
+    """A receipt, a proof or a checkpoint is not what it should be. The message names what is wrong."""
+
+
+class Signer(Protocol):
+    """Signs with Ed25519: a key in a file today; a TPM or a signing service would be another."""
+
+    @property
+    def key_id(self) -> str:
+        """The first 16 hex digits of the SHA-256 of the public key."""
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key, 32 bytes."""
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of the message, 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

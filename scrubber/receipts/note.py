@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ground.quantities import quantity
 from scrubber.receipts import key
+from scrubber.receipts.key import ReceiptError, Signer
 from scrubber.receipts.merkle import Inclusion
-from scrubber.receipts.signer import ReceiptError, Signer
 
 PROOF = "c2sp.org/tlog-proof@v1"
 HASH_BYTES = 32

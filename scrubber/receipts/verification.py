@@ -11,8 +11,8 @@ from typing import Any
 from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from ground.quantities import quantity
 from scrubber.receipts import dsse, merkle, note
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.note import Checkpoint
-from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER, STATEMENT_TYPE, handover_digest
 
 ROW_HASH = 64  # characters

@@ -110,7 +110,7 @@ PLANTED = [
     ("scrub_api/views.py", "import time", PURE),
     ("autoclave/cli/__init__.py", "from scrub_api import scrub_pb2", WIRE),
     ("scrubber/ledger/ledger_rows.py", "from scrubber.ledger import ledger", CYCLE),
-    ("scrubber/receipts/signer.py", "import cryptography", SIGNING),
+    ("scrubber/receipts/dsse.py", "import cryptography", SIGNING),
 ]
 
 

@@ -11,7 +11,7 @@ from securesystemslib.signer._crypto_signer import CryptoSigner
 from securesystemslib.signer._key import SSlibKey
 
 from scrubber.receipts import dsse
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from tests.receipts.signing import WordSigner
 
 NODE, OTHER = WordSigner(), WordSigner("other")

@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.receipts import dsse, key
 from scrubber.receipts.endorsement import KEY_TYPE, announcement, endorse, endorsed, successor
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from tests.receipts.signing import WordSigner
 
 SITE, NODE, OTHER = WordSigner("site"), WordSigner("node"), WordSigner("other")

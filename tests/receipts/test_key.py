@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 
 from ground import paths
 from scrubber.receipts import key
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from tests.receipts.signing import WordSigner
 
 

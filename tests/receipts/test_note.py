@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from scrubber.receipts import merkle, note
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.note import Checkpoint
-from scrubber.receipts.signer import ReceiptError
 from tests.receipts.signing import WordSigner
 
 CHECKPOINT = Checkpoint("autoclave/node-7", 123, bytes(range(32)))

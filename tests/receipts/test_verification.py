@@ -14,7 +14,7 @@ import pytest
 
 from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from scrubber.receipts import dsse, key, verification
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.verification import Expected
 from tests.receipts import vectors
 from tests.receipts.vectors import FOLDER, NODE, OTHER, SCRIPT

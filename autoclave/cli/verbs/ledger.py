@@ -14,8 +14,8 @@ from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.ledger import audit, reading
 from scrubber.receipts import key, note
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.note import Checkpoint
-from scrubber.receipts.signer import ReceiptError
 
 READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))

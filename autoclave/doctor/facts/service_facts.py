@@ -14,7 +14,7 @@ from ground.errors import AutoclaveError, Unreachable, joined
 from scrub_api import views
 from scrubber.cuda import cupy_loading, images
 from scrubber.receipts import key
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 
 PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
 

@@ -12,7 +12,7 @@ from autoclave.doctor.node_facts import CheckFault, Room
 from ground import errors, paths, private_files
 from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.receipts import key
-from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.key import ReceiptError
 
 
 @dataclass(frozen=True, slots=True)
