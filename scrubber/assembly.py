@@ -50,7 +50,7 @@ from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.observe.owner_ends import Ends
 from scrubber.policy import ActivePolicy
-from scrubber.receipts import endorsement, note, tenant_files
+from scrubber.receipts import dsse, note, tenant_files
 from scrubber.receipts import key as key_file
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.notary import Notary, SigningState
@@ -236,7 +236,7 @@ def _notary(config: ScrubberConfig, store: SqliteStore, counters: ServiceCounter
         if noted is None or json.loads(noted)["key"] != signs.key_id:  # a start that was killed may have noted it
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
-            store.write_note(ledger_rows.KEY, clock.now(), endorsement.announcement(key))
+            store.write_note(ledger_rows.KEY, clock.now(), dsse.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing

@@ -21,7 +21,7 @@ from ground import paths
 from ground.boot import boot_id
 from ground.errors import FatalError
 from ground.quantities import quantity
-from scrubber.receipts import endorsement, note, verification
+from scrubber.receipts import dsse, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.tenant_files import CLOSING
@@ -124,7 +124,7 @@ def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
             f"cannot trust the key in {file}: only the key of its site shows that it is genuine",
             "name the key of the site with --site-key",
         )
-    return endorsement.endorsed(text, sites)
+    return dsse.endorsed(text, sites)
 
 
 def _read(file: Path, read: Callable[[str], Any], what: str = "key") -> Any:  # noqa: ANN401 - what ``read`` returns

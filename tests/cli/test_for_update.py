@@ -18,7 +18,7 @@ from ground import boot, paths
 from scrubber.core.model import Moment
 from scrubber.ledger import database, ledger_rows, opening, reading
 from scrubber.ledger.ledger_files import LedgerPaths
-from scrubber.receipts.endorsement import announcement
+from scrubber.receipts.dsse import announcement
 from scrubber.receipts.key import make_next, open_key, read_key
 from tests import older_states
 

@@ -18,7 +18,7 @@ from autoclave.cli import SIMULATED, service_call, verified_receipts
 from ground import paths
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.ledger import ledger_rows
-from scrubber.receipts import dsse, endorsement, handover_id, key, note
+from scrubber.receipts import dsse, handover_id, key, note
 from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
 
@@ -151,12 +151,12 @@ def test_json_has_the_statement_and_what_was_compared(verify):
 
 
 def test_a_key_counts_once_the_site_vouches_for_it(verify, files):
-    (files / "node.json").write_text(endorsement.endorse(NODE.public_key, SITE))
+    (files / "node.json").write_text(dsse.endorse(NODE.public_key, SITE))
     assert verify("--site-key", files / "site.pem", trusted="node.json").exit_code == 0
     alone, foreign = verify(trusted="node.json"), verify("--site-key", files / "other.pem", trusted="node.json")
     assert "name the key of the site with --site-key" in alone.stderr
     assert "signature is wrong" in foreign.stderr
-    (files / "node.json").write_text(endorsement.endorse(OTHER.public_key, SITE))
+    (files / "node.json").write_text(dsse.endorse(OTHER.public_key, SITE))
     wrong = verify("--site-key", files / "site.pem", trusted="node.json")
     assert [run.exit_code for run in (alone, foreign, wrong)] == [2, 2, 1]
 

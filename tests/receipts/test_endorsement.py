@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scrubber.receipts import dsse, key
-from scrubber.receipts.endorsement import KEY_TYPE, announcement, endorse, endorsed, successor
+from scrubber.receipts.dsse import KEY_TYPE, announcement, endorse, endorsed, successor
 from scrubber.receipts.key import ReceiptError
 from tests.receipts.signing import WordSigner
 

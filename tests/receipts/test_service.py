@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scrubber.ledger import audit, ledger_rows, reading
-from scrubber.receipts import dsse, endorsement, key, merkle, note
+from scrubber.receipts import dsse, key, merkle, note
 from tests.live import Service
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/verify.py"
@@ -76,7 +76,7 @@ def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) ->
     _, later = checked(state, following)
     [begun, rotated] = notes(state)
     assert begun == {"key": key.key_id(first), "public_key": first.hex()}
-    assert endorsement.successor(rotated, first) == following
+    assert dsse.successor(rotated, first) == following
     result = audit.verify(state / "ledger.db", [checkpoint, later])
     assert (result.broken, result.vouched) == (None, later.size)
 
@@ -106,7 +106,7 @@ def test_a_rotation_that_was_killed_is_noted_once(service: Service) -> None:
         path.chmod(0o600)
     service.start()
     [_, rotated] = notes(state)
-    assert endorsement.successor(rotated, first) == following == key.read_key(state).public_key
+    assert dsse.successor(rotated, first) == following == key.read_key(state).public_key
     assert not any("vouch" in line for line in service.log_lines)
 
 
