@@ -19,7 +19,7 @@ from ground import paths, private_files
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
 from scrub_api import admin_client, views
-from scrubber.receipts import dsse, handover_id, note, verification
+from scrubber.receipts import dsse, note, tenant_files, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
@@ -140,7 +140,7 @@ def _export(signed: Signed, ledger: Offline, folder: Path, newest: Path, key: ke
     predicate, subjects = signed.statement["predicate"], signed.statement["subject"]
     device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
     digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
-    handover = handover_id.found_handover(
+    handover = tenant_files.found_handover(
         key.secret, device, ledger.tenancy(device) + 1, ledger.first_tenancies(device),
         lambda handover: handover_digest(device, boot, handover) in digests,
     )  # fmt: skip

@@ -13,12 +13,11 @@ from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.model import Receipt
 from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, note, statement
-from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.statement import Program
-from scrubber.receipts.tenant_files import TenantFiles
+from scrubber.receipts.tenant_files import TenantFiles, handover_id, owner_digest
 
 logger = log.get("receipts")
 

@@ -1,5 +1,8 @@
 """The receipts that tenants find in their containers: a directory for each hand-over, with two files.
 
+The name of a directory is the id of its hand-over, the tenancy that the receipts are for: an HMAC under the node's
+secret.
+
 Rule 1: the directories of the present and of the next hand-over of each device exist, so that no container has to wait
         for one. A directory is removed when its tenancy has ended. If a reboot or a reload of the driver has ended it,
         its containers may start again with their mount: then the directory stays, without files, until its device has
@@ -12,15 +15,17 @@ Rule 3: an error costs a tenant its receipt, and nothing else.
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from ground import log, private_files
 from scrubber.core.record import Record, Tenancy
-from scrubber.receipts.handover_id import handover_id
 
 logger = log.get("receipts")
 
@@ -28,6 +33,37 @@ ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
 CLOSING, CLOSING_PROOF = "closing.dsse.json", "closing.tlog-proof"  # written by an export only
 MAY_PASS, MAY_READ = 0o711, 0o755  # the directory of all tenants, and those of each: the service's own is above, 0700
 FILE = 0o644  # mounted read-only; `rm -r` of the state directory asks a person about each file without write permission
+EARLIER = 100_000  # tenancies of a device: at ten an hour, of a year
+
+
+def handover_id(secret: bytes, device: str, tenancy: int) -> str:
+    """The id of the tenancy of this number, which nobody without the node's secret can guess.
+
+    It changes when a tenancy ends, also by a reboot, and stays the same over restarts of the service and the container.
+    """
+    text = f"{device}\n{tenancy!r}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]
+
+
+def found_handover(
+    secret: bytes, device: str, newest: int, begins: Iterable[int], is_right: Callable[[str], bool]
+) -> str:
+    """The id of the tenancy that is the right one, from a newest number downwards; empty if there is none.
+
+    ``begins``: the numbers from which the device has begun to count its tenancies: each is far above those before it.
+    """
+    numbers = (range(newest, max(newest - EARLIER, 0), -1), *(range(first, first + EARLIER) for first in begins))
+    ids = (handover_id(secret, device, number) for number in chain.from_iterable(numbers))
+    return next(filter(is_right, ids), "")
+
+
+def owner_digest(secret: bytes, handover: str, owner: str) -> str:
+    """The last owner under the node's secret; empty without one.
+
+    It differs in each hand-over, so that two tenants cannot find out that they followed the same owner.
+    """
+    text = f"owner\n{handover}\n{owner}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:32] if owner else ""
 
 
 class TenantFiles:

@@ -18,7 +18,7 @@ from autoclave.cli import SIMULATED, service_call, verified_receipts
 from ground import paths
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.ledger import ledger_rows
-from scrubber.receipts import dsse, handover_id, key, note
+from scrubber.receipts import dsse, key, note, tenant_files
 from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
 
@@ -354,7 +354,7 @@ def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave)
 
 def test_a_handover_from_before_an_older_copy_is_found(own_service, autoclave, tmp_path, monkeypatch):
     """Then its device counts its hand-overs from another number on."""
-    monkeypatch.setattr(handover_id, "EARLIER", 5)
+    monkeypatch.setattr(tenant_files, "EARLIER", 5)
     state = ["--state-dir", own_service.root / "state"]
     past = own_service.settled(0, "clean").receipt.id
     given = autoclave("receipt", "export", past, tmp_path / "before", *state).stdout.strip()
@@ -374,7 +374,7 @@ def test_a_handover_from_before_an_older_copy_is_found(own_service, autoclave, t
 
 def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):
     receipt = service.settled(gpu, "clean").receipt.id
-    monkeypatch.setattr(handover_id, "EARLIER", 0)
+    monkeypatch.setattr(tenant_files, "EARLIER", 0)
     run = autoclave("receipt", "export", receipt, tmp_path, "--state-dir", service.root / "state")
     assert Path(run.stdout.strip()) == tmp_path / receipt
     assert f"verify the file {tmp_path / receipt / 'receipt.dsse.json'} alone" in run.stderr

@@ -1,6 +1,6 @@
 """The id of a hand-over is new for each tenancy, and cannot be guessed."""
 
-from scrubber.receipts.handover_id import handover_id, owner_digest
+from scrubber.receipts.tenant_files import handover_id, owner_digest
 
 
 def test_the_id_is_the_agreed_one():

@@ -109,7 +109,7 @@ def test_without_cryptography_nothing_is_signed_or_verified(monkeypatch):
 
 
 def test_nothing_loads_cryptography_before_it_signs():
-    code = "import scrubber.daemon, scrubber.assembly, sys; from scrubber.receipts import dsse, handover_id, key"
+    code = "import scrubber.daemon, scrubber.assembly, sys; from scrubber.receipts import dsse, key, tenant_files"
     code += "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "scrubber.receipts.key" in loaded

@@ -15,12 +15,11 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Owner
 from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, key
-from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.notary import Notary, SigningState
 from scrubber.receipts.statement import Program, handover_digest
-from scrubber.receipts.tenant_files import TenantFiles
+from scrubber.receipts.tenant_files import TenantFiles, handover_id, owner_digest
 from tests.core import lives
 
 SCRUBBED = lives.live(lives.UNKNOWN, ev.ScrubStarted(lives.job()))

@@ -21,8 +21,8 @@ from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.cuda import clearing
 from scrubber.receipts import dsse, statement
-from scrubber.receipts.handover_id import owner_digest
 from scrubber.receipts.statement import Program
+from scrubber.receipts.tenant_files import owner_digest
 from tests.receipts.signing import WordSigner
 
 ROOT = Path(__file__).parents[2]
