@@ -16,7 +16,7 @@ from ground import log, paths
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Change
-from scrubber.ledger import audit, opening
+from scrubber.ledger import opening, reading
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import key
 from scrubber.receipts.notary import Notary, SigningState
@@ -83,7 +83,7 @@ def _verify(state_dir: Path, rows: int) -> float:
     included, _ = store.prove(store.head.size)
     store.close()
     began = time.perf_counter()
-    result = audit.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])
+    result = reading.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])
     seconds = time.perf_counter() - began
     if result.broken is not None or result.vouched != included.size:
         raise RuntimeError(f"the ledger does not hold: {result}")

@@ -33,7 +33,7 @@ from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
 from scrub_api import views
 from scrubber.devices.simulated import drills
-from scrubber.ledger import audit
+from scrubber.ledger import reading
 from scrubber.receipts import key
 from scrubber.receipts.tenant_files import ENVELOPE
 
@@ -374,7 +374,7 @@ async def _ledger(play: Play) -> None:
     play.begin("The ledger")
     plugin = await play.stage.plugin.end(signal.SIGTERM)
     status = await play.stage.service.end(signal.SIGTERM)
-    result = audit.verify(play.stage.ledger)
+    result = reading.verify(play.stage.ledger)
     detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
     play.check(not detail, f"{play.stage.installation.short} and the service stop cleanly", detail)
     play.check(result.broken is None, "no row of the ledger was changed", f"{result.rows} rows")
@@ -383,7 +383,7 @@ async def _ledger(play: Play) -> None:
         play.stage.ledger.parent, forged, ignore=lambda _, names: [name for name in names if "lock" in name]
     )
     row = _forge(forged / play.stage.ledger.name)
-    broken = audit.verify(forged / play.stage.ledger.name).broken
+    broken = reading.verify(forged / play.stage.ledger.name).broken
     play.check(
         broken is not None and broken.seq == row, "a changed byte in a copy is found, with its row", f"row {row}"
     )

@@ -17,7 +17,7 @@ from autoclave.cli import service_call
 from ground import paths
 from scrub_api import admin_client
 from scrubber.devices.simulated import layout
-from scrubber.ledger import audit, reading
+from scrubber.ledger import reading
 from tests import older_states
 from tests.live import Service
 
@@ -109,4 +109,4 @@ def test_an_update_forgets_no_quarantine_and_no_receipt(updated: Service, tmp_pa
     named = named_for_a_scrub(updated.root / "before")
     assert scrubbed(updated, named) == named
     updated.stop()
-    assert audit.verify(updated.root / "state/ledger.db").broken is None
+    assert reading.verify(updated.root / "state/ledger.db").broken is None

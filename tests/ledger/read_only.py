@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ground.errors import LedgerUnavailable
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, opening
+from scrubber.ledger import opening, reading
 from tests.ledger.conftest import NOW, drafted, unfolded
 
 
@@ -28,7 +28,7 @@ def main(disk: Path) -> None:
             opening.open_or_set_aside(path, NOW)
         except LedgerUnavailable as error:
             refusals.append(str(error))
-    rows = audit.verify(path).rows
+    rows = reading.verify(path).rows
     subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
     again, aside = opening.open_or_set_aside(path, Moment(NOW.wall, 1.0))
     entries = [getattr(entry.event, "why", "") for entry in unfolded(again).entries]

@@ -15,7 +15,7 @@ from scrubber.core import states
 from scrubber.core.events import StepsRecorded
 from scrubber.core.measured import Restored
 from scrubber.core.model import Evicted, Holder, Step, Stuck, Trigger
-from scrubber.ledger import audit, database, ledger_rows, older, opening, reading
+from scrubber.ledger import database, ledger_rows, older, opening, reading
 from scrubber.receipts.note import Checkpoint
 from tests import older_states
 from tests.ledger.conftest import NOW
@@ -37,13 +37,13 @@ def take_over(path: Path) -> opening.SetAside | None:
 
 
 def test_each_older_ledger_is_taken_over(path):
-    before = audit.verify(path)
+    before = reading.verify(path)
     records = reading.read(path).records
     assert before.broken is None
     assert before.head is not None
     assert [take_over(path) for _ in range(2)] == [None, None]
     old = Checkpoint("autoclave/vm", before.head.size, bytes.fromhex(before.head.root))
-    after = audit.verify(path, [old])
+    after = reading.verify(path, [old])
     assert (after.broken, after.vouched, after.rows) == (None, before.rows, before.rows + 1), "a note, once"
     assert reading.read(path).records == records
     with closing(database.connect(path)) as connection:

@@ -19,7 +19,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import audit, database, ledger_files, ledger_rows, opening, reading
+from scrubber.ledger import database, ledger_files, ledger_rows, opening, reading
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import merkle
 from tests.ledger.conftest import NOW, unfolded
@@ -124,7 +124,7 @@ def test_a_newer_schema_is_refused_and_left_alone(open_ledger, draft, path):
     with pytest.raises(FatalError, match="format 99"):
         open_ledger()
     with pytest.raises(FatalError, match="format 99"):
-        audit.verify(path)
+        reading.verify(path)
     assert contents(path.parent) == before
 
 
@@ -135,7 +135,7 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
         connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
         connection.execute("PRAGMA user_version = 2")
     why = "it has format 2, and this program reads the formats 3 to 9; `autoclave ledger export` prints"
-    broken = audit.verify(path).broken
+    broken = reading.verify(path).broken
     assert broken is not None
     assert why in broken.why
     with pytest.raises(LedgerUnavailable, match="it has format 2"):
@@ -162,17 +162,17 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
     assert after[f"{NAME}.head"] == before["ledger.head"]
-    assert audit.verify(aside.path).broken == audit.Broken(17, aside.why), "it can still be read where it lies"
+    assert reading.verify(aside.path).broken == reading.Broken(17, aside.why), "it can still be read where it lies"
     ledger.append([draft()])
     [first, _] = reading.export(path)
     assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
-    assert audit.verify(path).set_aside == (NAME,)
+    assert reading.verify(path).set_aside == (NAME,)
 
 
 def test_who_sets_aside_announces_no_later_start(open_ledger, draft, path):
     fill(open_ledger, draft)
     path.write_bytes(b"no ledger" * 500)
-    broken, aside = audit.verify(path).broken, open_ledger()[1]
+    broken, aside = reading.verify(path).broken, open_ledger()[1]
     assert aside is not None
     assert aside.why.endswith("it is not a ledger, or its first bytes are damaged")
     assert broken is not None
@@ -207,7 +207,7 @@ def test_an_incompatible_ledger_is_set_aside_whole(open_ledger, draft, path, kin
     change(body)
     write(path, kind, json.dumps(body))
     before = path.read_bytes()
-    broken = audit.verify(path).broken
+    broken = reading.verify(path).broken
     assert broken is not None
     assert re.search(f"^row 5: cannot read an event: .*{why}", broken.why)
     ledger, aside = open_ledger()
@@ -243,7 +243,7 @@ def test_a_second_damage_makes_a_second_file(open_ledger, draft, path):
         fill(open_ledger, draft, 3)
         path.write_bytes(b"not a database at all" * 100)
         open_ledger()[0].close()
-    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(audit.verify(path).set_aside)
+    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(reading.verify(path).set_aside)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -251,7 +251,7 @@ def test_a_truncated_ledger_is_set_aside(open_ledger, draft, path, share):
     fill(open_ledger, draft)
     left = path.read_bytes()[: int(path.stat().st_size * share)]
     path.write_bytes(left)
-    verdict = audit.verify(path)
+    verdict = reading.verify(path)
     ledger, aside = open_ledger()
     assert verdict.broken is not None
     assert aside.path.read_bytes() == left
@@ -269,7 +269,7 @@ def test_a_truncated_log_is_noticed_and_not_touched(open_ledger, draft, path, tm
     log = crashed / "ledger.sqlite-wal"
     cut = log.read_bytes()[: int(log.stat().st_size * share)]
     log.write_bytes(cut)
-    broken = audit.verify(crashed / path.name).broken
+    broken = reading.verify(crashed / path.name).broken
     opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
     opened.close()
     assert broken is not None
@@ -306,7 +306,7 @@ def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path,
     old = path.read_bytes()
     fill(open_ledger, draft, 5)
     change(path, old)
-    broken, aside = audit.verify(path).broken, open_ledger()[1]
+    broken, aside = reading.verify(path).broken, open_ledger()[1]
     assert why in aside.why
     assert broken is not None
     assert why in broken.why, "who reads it says so before"

@@ -34,7 +34,7 @@ from ground import paths
 from ground.errors import AutoclaveError, FatalError
 from scrub_api.admin_client import AdminClient
 from scrub_api.client import ScrubberClient
-from scrubber.ledger import audit, reading
+from scrubber.ledger import reading
 from tests.machine import building, vm
 from tests.machine.progress import say
 from tests.trace import FOUND, MOVE, ROW, Event, Trace
@@ -302,7 +302,7 @@ def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> 
         proven[row["device"]] += row["kind"] == "scrub-passed"
         if row["kind"] == "granted" and not proven[row["device"]]:
             yield f"a proof from before the cut was believed: row {row['seq']}"
-    if (broken := audit.verify(_LEFT / "ledger.db").broken) is not None:
+    if (broken := reading.verify(_LEFT / "ledger.db").broken) is not None:
         yield broken.why
     key = _JUDGED / "key.pub"
     key.write_text(_run("receipt", "key").stdout)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scrubber.ledger import audit, ledger_rows, reading
+from scrubber.ledger import ledger_rows, reading
 from scrubber.receipts import dsse, key, merkle, note
 from tests.live import Service
 
@@ -77,7 +77,7 @@ def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) ->
     [begun, rotated] = notes(state)
     assert begun == {"key": key.key_id(first), "public_key": first.hex()}
     assert dsse.successor(rotated, first) == following
-    result = audit.verify(state / "ledger.db", [checkpoint, later])
+    result = reading.verify(state / "ledger.db", [checkpoint, later])
     assert (result.broken, result.vouched) == (None, later.size)
 
 

@@ -41,7 +41,7 @@ from ground.errors import LedgerUnavailable
 from scrub_api import views
 from scrubber.core import ownership
 from scrubber.devices.simulated import drills, loops
-from scrubber.ledger import audit, database, ledger_rows
+from scrubber.ledger import database, ledger_rows, reading
 from scrubber.words import event_text
 from tests import forking
 from tests.flows.node import Node
@@ -225,7 +225,7 @@ class History:
 
     def _audit(self) -> None:
         """Check that the ledger is not damaged."""
-        found = audit.verify(self.stage.ledger)
+        found = reading.verify(self.stage.ledger)
         if found.broken is not None or found.set_aside:
             self.findings.append(f"the ledger is damaged: {found}")
 

@@ -12,7 +12,7 @@ from autoclave.cli.output import document, human
 from ground import paths
 from ground.errors import FatalError
 from ground.quantities import quantity
-from scrubber.ledger import audit, reading
+from scrubber.ledger import reading
 from scrubber.receipts import key, note
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.note import Checkpoint
@@ -49,7 +49,7 @@ def verify(
     first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
-    result = audit.verify(path, _opened(checkpoints, keys, state_dir))
+    result = reading.verify(path, _opened(checkpoints, keys, state_dir))
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
@@ -90,7 +90,7 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
         raise FatalError(f"cannot use the checkpoints: {error.message}", *error.remedies) from error
 
 
-def _rows(result: audit.Audit, intact: str = "") -> str:
+def _rows(result: reading.Audit, intact: str = "") -> str:
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
     root = f", the root of the tree is {result.head.root[:16]}" if result.head else ""
     return f"{quantity(result.rows, one, many)}, the last is {result.last}{root}"

@@ -16,7 +16,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, ledger_rows, opening, reading, tree
+from scrubber.ledger import ledger_rows, opening, reading, tree
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -67,7 +67,7 @@ def everything(path):
 
 
 def test_a_sound_ledger_is_found_sound(sample):
-    verdict = audit.verify(sample)
+    verdict = reading.verify(sample)
     assert verdict.broken is None
     assert verdict.rows == 21
     assert verdict.head is not None
@@ -85,7 +85,7 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
         else:
             other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != value))
             connection.execute(WRITE[column], (other, seq))
-    broken = audit.verify(scratch).broken
+    broken = reading.verify(scratch).broken
     assert broken is not None
     assert broken.seq == seq
 
@@ -94,7 +94,7 @@ def test_a_row_of_nested_json_is_named_and_exported(sample, scratch):
     nested = '{"receipt":' * 25_000
     with changing(sample, scratch) as connection:
         connection.execute("UPDATE entries SET kind = ?, body = ? WHERE seq = 20", (tree.PASSED, nested))
-    broken = audit.verify(scratch).broken
+    broken = reading.verify(scratch).broken
     assert broken is not None
     assert (broken.seq, nested in broken.why) == (20, False)
     assert [row["body"] for row in reading.export(scratch) if row.get("seq") == 20] == [nested]
@@ -107,7 +107,7 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
         if other in taken:
             return
         connection.execute("UPDATE entries SET seq = ? WHERE seq = ?", (other, seq))
-    broken = audit.verify(scratch).broken
+    broken = reading.verify(scratch).broken
     assert broken is not None
     assert broken.seq in {seq, 16}
 
@@ -129,7 +129,7 @@ def believed(sample):
 def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
         connection.execute(change)
-    assert audit.verify(scratch).broken is not None
+    assert reading.verify(scratch).broken is not None
     assert believed(scratch) == believed(sample)
 
 
@@ -142,7 +142,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     raw[offset] ^= data.draw(st.integers(1, 255))
     scratch.write_bytes(raw)
     try:
-        verdict = audit.verify(scratch)
+        verdict = reading.verify(scratch)
     except FatalError:
         return  # the schema version itself was hit: refused as newer
     if verdict.broken is None:
@@ -175,7 +175,7 @@ def test_an_object_outside_the_schema_is_named(sample, scratch, change, why):
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
         connection.executescript(change)
         connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?)", rows)
-    broken = audit.verify(scratch).broken
+    broken = reading.verify(scratch).broken
     assert broken is not None
     assert why in broken.why
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
@@ -187,14 +187,14 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample, scratch):
     with changing(sample, scratch) as connection:
         connection.execute("ANALYZE")
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'sqlite_stat%'").fetchall()
-    assert audit.verify(scratch).broken is None
+    assert reading.verify(scratch).broken is None
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is None
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-@pytest.mark.parametrize("read", [audit.verify, lambda path: list(reading.export(path))], ids=["verify", "export"])
+@pytest.mark.parametrize("read", [reading.verify, lambda path: list(reading.export(path))], ids=["verify", "export"])
 def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
     path = tmp_path / "place.sqlite"
     if kind == "link":
@@ -208,7 +208,7 @@ def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
 def test_beside_a_running_writer_it_sees_what_was_acknowledged(ledger, path, draft):
     for number in range(2, 20):
         ledger.append([draft()])
-        verdict = audit.verify(path)
+        verdict = reading.verify(path)
         assert (verdict.broken, verdict.rows) == (None, number)
 
 
@@ -223,4 +223,4 @@ def test_an_export_says_every_row_and_the_snapshot(sample):
 
 def test_a_missing_ledger_is_reported(tmp_path):
     with pytest.raises(FatalError, match="there is no such file"):
-        audit.verify(tmp_path / "ledger.sqlite")
+        reading.verify(tmp_path / "ledger.sqlite")
