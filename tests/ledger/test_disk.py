@@ -181,7 +181,9 @@ def test_a_read_only_copy_says_what_to_copy(ledger, path, tmp_path, draft):
     ledger.append([draft("x")])
     copy = tmp_path / "copy"
     shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("*-shm"))
-    verify = "import sys, pathlib; from scrubber.ledger.reading import verify; print(verify(pathlib.Path(sys.argv[1])).rows)"
+    verify = (
+        "import sys, pathlib; from scrubber.ledger.reading import verify; print(verify(pathlib.Path(sys.argv[1])).rows)"
+    )
     mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$0" -c "$2" "$1/ledger.sqlite"'
     command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, copy, verify]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autoclave.cli.output import human
 from ground import pod_groups
 from ground.quantities import quantity
-from policies.file_warnings import is_interpreter
+from policies.load import is_interpreter
 from scrub_api import views
 
 HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRAM")

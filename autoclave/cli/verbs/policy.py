@@ -18,7 +18,7 @@ from ground import paths
 from ground.documents.faults import DocumentError, DocumentFault
 from ground.errors import FatalError
 from ground.quantities import quantity
-from policies import file_warnings, load, match, policy_model
+from policies import load, match, policy_model
 
 
 @click.group()
@@ -65,7 +65,7 @@ def _check(file: str) -> _CheckedFile:
         if file in load.shipped():
             return _CheckedFile(name, load.load(file))
         data = sys.stdin.buffer.read(load.LARGEST + 1) if file == "-" else load.read(file)
-        return _CheckedFile(name, load.load_bytes(data, name), warnings=file_warnings.found(data, name))
+        return _CheckedFile(name, load.load_bytes(data, name), warnings=load.warnings_of(data, name))
     except DocumentError as error:
         return _CheckedFile(name, None, error.faults)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from policies import file_warnings, load
+from policies import load
 from policies.policy_model import Evict
 
 REPLACING = """\
@@ -21,7 +21,7 @@ SHIPPED = Evict()
 def warned(text: str) -> list[str]:
     """Each warning without the name of the file."""
     load.load_text(text, "p.yaml")
-    return [str(it).removeprefix("p.yaml:") for it in file_warnings.found(text.encode(), "p.yaml")]
+    return [str(it).removeprefix("p.yaml:") for it in load.warnings_of(text.encode(), "p.yaml")]
 
 
 def with_bystanders(*entries: str, **evict: list[str]) -> str:
