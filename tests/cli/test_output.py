@@ -14,7 +14,7 @@ from rich.text import Text
 from ruamel.yaml import YAML
 
 from autoclave.cli import service_call, worst
-from autoclave.cli.output import coloured_table, document, human, text_tables
+from autoclave.cli.output import document, human, terminal_tables, text_tables
 from autoclave.cli.verbs import explain, history, scrub, status
 from scrub_api import views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
@@ -183,7 +183,7 @@ def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
     rows = text_tables.status([CLEAN, replace(SICK, quarantine=replace(QUARANTINE, detail="[bold]x[/bold] " * 9))], NOW)
-    console.print(coloured_table.drawn(text_tables.STATUS, rows))
+    console.print(terminal_tables.drawn(text_tables.STATUS, rows))
     return paper.getvalue()
 
 
@@ -212,7 +212,7 @@ def table_of(output, gpus):
 def test_a_table_shows_all_cells_on_any_terminal(monkeypatch, capsys, output, width, gpus):
     monkeypatch.setenv("COLUMNS", str(width))
     headers, rows = table_of(output, gpus)
-    coloured_table.show(headers, rows)
+    terminal_tables.show(headers, rows)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == list(headers)
     first = [line for line in lines[1:] if line[:1].strip(" ─")]  # a note may go on in a further line
@@ -225,7 +225,7 @@ def test_a_table_on_a_narrow_terminal_is_not_padded(monkeypatch, capsys, output)
     """The terminal would wrap the padding, and show empty lines."""
     monkeypatch.setenv("COLUMNS", "40")
     headers, rows = table_of(output, 8)
-    coloured_table.show(headers, [*rows, [*rows[0][:-1], "y" * 300]])
+    terminal_tables.show(headers, [*rows, [*rows[0][:-1], "y" * 300]])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert len(lines) == 10
@@ -244,7 +244,7 @@ def test_common_tables_have_one_line_for_each_gpu(monkeypatch, capsys):
     }
     for width, (headers, rows) in tables.items():
         monkeypatch.setenv("COLUMNS", str(width))
-        coloured_table.show(headers, rows)
+        terminal_tables.show(headers, rows)
         lines = capsys.readouterr().out.splitlines()
         assert (len(lines), max(map(len, lines)) <= width) == (3, True), lines
 

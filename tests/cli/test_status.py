@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli.output import live_view, progress_bars, text_tables
+from autoclave.cli.output import progress_bars, terminal_tables, text_tables
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
 from scrub_api import admin_client, views
@@ -118,7 +118,7 @@ def screen(width, height, devices, output="table", notes=()):
     form = status.Form(Selection(order="trouble"), output)
     chosen = form.selection.of(devices)
     page = status.page(chosen, len(devices), form, notes, "")
-    lines = console.render_lines(live_view.screenful(console, page))
+    lines = console.render_lines(terminal_tables.screenful(console, page))
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 

@@ -95,7 +95,7 @@ def show_table(headers: Sequence[str], rows: text_tables.Rows, output: str = "ta
     if not headers and not rows:
         return
     if sys.stdout.isatty():
-        importlib.import_module("autoclave.cli.output.coloured_table").show(headers, rows)
+        importlib.import_module("autoclave.cli.output.terminal_tables").show(headers, rows)
     else:
         click.echo(text_tables.plain(headers, rows))
 

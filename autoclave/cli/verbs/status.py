@@ -172,7 +172,7 @@ async def follow(admin: admin_client.AdminClient, gpus: Sequence[str], form: For
 async def _live(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     devices: tuple[views.DeviceStatus, ...] = ()
     total, fence_lacks = 0, ""
-    with importlib.import_module("autoclave.cli.output.live_view").view() as show:
+    with importlib.import_module("autoclave.cli.output.terminal_tables").live_view() as show:
         async for answer in _answers(admin, gpus, TICK):
             if answer:
                 devices, total = form.selection.of(answer.devices), len(answer.devices)
