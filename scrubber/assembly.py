@@ -61,8 +61,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.openers import Openers
 from scrubber.service.report import StatusReporter
-from scrubber.service.service import Service
-from scrubber.service.service_readiness import Readiness
+from scrubber.service.service import Readiness, Service
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker

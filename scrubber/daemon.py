@@ -35,7 +35,7 @@ from scrubber.metrics.gauges import ServiceCollector
 from scrubber.node import clock
 from scrubber.node.former_gate import FormerGate
 from scrubber.policy import ActivePolicy
-from scrubber.service.service_readiness import Readiness
+from scrubber.service.service import Readiness
 from scrubber.workers.pool import WorkerPool
 
 logger = log.get("daemon")

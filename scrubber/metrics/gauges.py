@@ -24,7 +24,7 @@ from scrubber.observe.observer import Observer
 from scrubber.service import report
 from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
-from scrubber.service.service_readiness import Readiness
+from scrubber.service.service import Readiness
 from scrubber.words import device_status
 
 REFUSED, COUNTED = "refused", "counted"  # what the fence did with an opening: it failed, or it went on

@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.metrics.gauges import ServiceCollector
-from scrubber.service.service_readiness import Readiness
+from scrubber.service.service import Readiness
 from scrubber.words import device_status
 from tests.service.asking import rows
 from tests.service.node import Kind
