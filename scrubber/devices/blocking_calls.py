@@ -4,7 +4,8 @@ A thread that is stuck in a driver cannot be ended. So each key (usually a devic
 that call is overdue, each new call for the key fails at once, until the overdue call returns.
 
 A late answer is the driver's fault only if this service could run meanwhile. If it could not, its node is short of
-processors, which says nothing about a device.
+processors, which says nothing about a device. A thread that waits in the driver sleeps, or computes; a starved thread
+can run and gets no processor. The kernel tells the two apart.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
-from scrubber.devices import lost_time, shortage
+from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.devices.lost_time import LostTime
 
 T = TypeVar("T")
 
 _IDLE_THREADS = 4  # idle threads that are kept; more threads are started when needed
+LOOK_EVERY = 0.25  # seconds between two looks while an answer is awaited
+IN_PASSING = 0.2  # seconds that a service loses beside other programs, without being starved
+_TASKS = Path("/proc/self/task")
 
 
 class UnresponsiveError(DeviceError):
@@ -66,7 +70,7 @@ class Caller:
 
     def could_run(self, since: float, seconds: float) -> bool:
         """Whether the service could run for this time since then, but for what is lost beside other programs."""
-        return self.time() - since >= seconds - lost_time.IN_PASSING
+        return self.time() - since >= seconds - IN_PASSING
 
     async def _wait_for_key(self, key: str, ends: float, deadline: float) -> None:
         """Wait until no other call for the key runs."""
@@ -94,7 +98,7 @@ class Caller:
         self._looks = bool(self._calls)
         if self._looks:
             self._lost.look(loop.time())
-            loop.call_later(lost_time.LOOK_EVERY, self._look)
+            loop.call_later(LOOK_EVERY, self._look)
 
     def stuck(self) -> frozenset[str]:
         """The keys whose calls are overdue and have not returned."""
@@ -112,7 +116,7 @@ class Caller:
         if not self._looks:
             self._looks = True
             self._lost.begin(loop.time())
-            loop.call_later(lost_time.LOOK_EVERY, self._look)
+            loop.call_later(LOOK_EVERY, self._look)
         began = self.time()
 
         def overdue() -> None:
@@ -186,3 +190,66 @@ def _outcome(question: Callable[[], object]) -> tuple[object, BaseException | No
         return question(), None
     except BaseException as error:  # noqa: BLE001 -- not swallowed: the caller gets it
         return None, shortage.judged(error)
+
+
+class ThreadTimes(NamedTuple):
+    """What the kernel says of a thread. ``delayed`` grows at the end of a wait only."""
+
+    waits: bool  # it can run now, and either runs or waits for a processor
+    ran: int  # ns on a processor
+    delayed: int  # ns of waits for a processor
+
+
+def lost(seconds: float, before: Mapping[int, ThreadTimes], now: Mapping[int, ThreadTimes]) -> float:
+    """How many of the seconds between two looks at the threads of this process were lost. By thread id.
+
+    One starved thread may hold what all others wait for, so the thread that lost most counts. A look that comes late
+    shows that the whole process stood still, also where the kernel says nothing about threads.
+    """
+    starved = max((_waited(seconds, before[each], now[each]) for each in before.keys() & now.keys()), default=0.0)
+    return min(seconds, max(0.0, seconds - 2 * LOOK_EVERY) + starved)
+
+
+def _waited(seconds: float, before: ThreadTimes, now: ThreadTimes) -> float:
+    if before.waits and now.waits and before.ran == now.ran:
+        return seconds
+    return (now.delayed - before.delayed) / 1e9
+
+
+def threads() -> dict[int, ThreadTimes]:
+    """The threads of this process; nothing where the kernel does not say for how long they waited."""
+    found, asking = {}, threading.get_native_id()
+    try:
+        tasks = [*_TASKS.iterdir()]
+    except OSError:
+        return {}
+    for task in tasks:
+        try:
+            ran, delayed, _ = map(int, (task / "schedstat").read_text().split())
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, ValueError):  # it has ended, or the kernel keeps no such account
+            continue
+        if ran:  # 0 also where the kernel keeps no such account
+            found[int(task.name)] = ThreadTimes(state == "R" and int(task.name) != asking, ran, delayed)
+    return found
+
+
+class LostTime:
+    """Adds up the seconds that were lost. ``look`` at least every ``LOOK_EVERY`` seconds."""
+
+    def __init__(self, threads: Callable[[], Mapping[int, ThreadTimes]] = threads) -> None:
+        """``threads``: what the kernel says of the threads of this process."""
+        self.seconds = 0.0
+        self._threads = threads
+        self._at = 0.0
+        self._before: Mapping[int, ThreadTimes] = {}
+
+    def begin(self, now: float) -> None:
+        """Begin without a look at the threads: most answers come before the first one."""
+        self._at, self._before = now, {}
+
+    def look(self, now: float) -> None:
+        """Add what was lost since the last look, or since the beginning."""
+        found = self._threads()
+        self.seconds += lost(now - self._at, self._before, found)
+        self._at, self._before = now, found

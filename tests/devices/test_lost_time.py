@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.devices import lost_time
-from scrubber.devices.blocking_calls import Caller, UnresponsiveError
-from scrubber.devices.lost_time import LOOK_EVERY, Thread, lost
+from scrubber.devices import blocking_calls
+from scrubber.devices.blocking_calls import LOOK_EVERY, Caller, ThreadTimes, UnresponsiveError, lost
 from tests.patience import WITHIN
 
 SECOND = 10**9  # ns
@@ -58,15 +57,17 @@ def started(code: str, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        pytest.param(Thread(False, 5, 0), Thread(False, 5, 0), 0, id="it sleeps in the driver"),
-        pytest.param(Thread(True, 5, 0), Thread(True, SECOND, 0), 0, id="it computes"),
-        pytest.param(Thread(True, 5, 0), Thread(True, 5, 0), LOOK_EVERY, id="it gets no processor"),
-        pytest.param(Thread(True, 5, 0), Thread(True, 9, SECOND // 8), 0.125, id="it got one late"),
-        pytest.param(Thread(True, 5, 0), Thread(False, 9, 7 * SECOND), LOOK_EVERY, id="it got one after several looks"),
+        pytest.param(ThreadTimes(False, 5, 0), ThreadTimes(False, 5, 0), 0, id="it sleeps in the driver"),
+        pytest.param(ThreadTimes(True, 5, 0), ThreadTimes(True, SECOND, 0), 0, id="it computes"),
+        pytest.param(ThreadTimes(True, 5, 0), ThreadTimes(True, 5, 0), LOOK_EVERY, id="it gets no processor"),
+        pytest.param(ThreadTimes(True, 5, 0), ThreadTimes(True, 9, SECOND // 8), 0.125, id="it got one late"),
+        pytest.param(
+            ThreadTimes(True, 5, 0), ThreadTimes(False, 9, 7 * SECOND), LOOK_EVERY, id="it got one after several looks"
+        ),
     ],
 )
-def test_waits_for_a_processor_are_lost(before: Thread, now: Thread, expected: float) -> None:
-    asleep = Thread(False, 1, 1)
+def test_waits_for_a_processor_are_lost(before: ThreadTimes, now: ThreadTimes, expected: float) -> None:
+    asleep = ThreadTimes(False, 1, 1)
     assert lost(LOOK_EVERY, {1: asleep, 2: before}, {1: asleep, 2: now, 3: now}) == expected
 
 
@@ -76,7 +77,7 @@ def test_a_late_look_is_lost_time_whatever_the_kernel_says() -> None:
 
 async def test_where_the_kernel_says_nothing_a_late_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(lost_time, "_TASKS", Path("/nowhere"))
+    monkeypatch.setattr(blocking_calls, "_TASKS", Path("/nowhere"))
     with pytest.raises(UnresponsiveError):
         await Caller().ask("driver", gate.wait, 0.01)
     gate.set()
