@@ -1,6 +1,6 @@
 """One scrub of one device, from its start to its last row, for callers who wait for it.
 
-``path_run`` runs the steps, and ``vetoes`` says what stops a step. The verdict leads to a receipt, a path with a reset,
+``path_run`` runs the steps up to the first one that does not pass. The verdict leads to a receipt, a path with a reset,
 quarantine, or a later retry. Only ``job_rows`` writes.
 """
 
@@ -19,8 +19,7 @@ from scrubber.core.model import Blame, Job, Receipt, ScrubPath, Step, Vitals
 from scrubber.core.record import Record
 from scrubber.jobs.job_context import JobContext
 from scrubber.jobs.job_rows import JobRows
-from scrubber.jobs.path_run import JobProgress, PathRun, order_for
-from scrubber.jobs.vetoes import Vetoes
+from scrubber.jobs.path_run import JobProgress, PathRun, Vetoes, order_for
 from scrubber.policy import DevicePolicy
 from scrubber.workers.worker import BrokenError
 

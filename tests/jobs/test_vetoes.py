@@ -15,9 +15,8 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
-from scrubber.jobs.path_run import PathRun
+from scrubber.jobs.path_run import PathRun, Vetoes
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.jobs.vetoes import Vetoes
 from scrubber.observe.observed_since import UNOBSERVED
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import results, rows

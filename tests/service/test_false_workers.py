@@ -14,8 +14,8 @@ from ground.errors import AutoclaveError
 from scrubber.core import verdict
 from scrubber.core.measured import Cleared, Scratched, Verified
 from scrubber.core.model import Evicted, HealthRead, Outcome, State, Step, Vitals
+from scrubber.jobs.path_run import Vetoes
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.jobs.vetoes import Vetoes
 from scrubber.steps.orders import Report
 from tests.service.node import Kind
 from tests.service.pretend_worker import ALL, UNITS, PretendWorker
