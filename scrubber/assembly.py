@@ -59,7 +59,7 @@ from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.chronicle import Chronicle
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.openers import Openers
+from scrubber.service.open_attempt_rows import OpenAttemptRows
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Readiness, Service
 from scrubber.workers.pool import WorkerPool
@@ -83,7 +83,7 @@ class Assembly:
     reporter: StatusReporter
     monitor: Monitor
     chronicle: Chronicle
-    openers: Openers | None  # None: no fence tells of them
+    openers: OpenAttemptRows | None  # None: no fence tells of them
     active_policy: ActivePolicy
     pool: WorkerPool
     readiness: Readiness
@@ -363,6 +363,6 @@ def build(
     readiness = Readiness(context, reporter, lambda: monitor.ended)
     collector = ServiceCollector(context, reporter, counters, readiness, lambda: board_sampler.latest, clock.now().wall)
     chronicle = Chronicle(ledger, active_policy, clock.clocks)
-    openers = Openers(context, guard.openers) if guard is not None else None
+    openers = OpenAttemptRows(context, guard.openers) if guard is not None else None
     parts = (service, reporter, monitor, chronicle, openers, active_policy, pool)
     return Assembly(config, ledger, *parts, readiness, collector, board_sampler, guard)

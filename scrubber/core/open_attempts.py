@@ -1,4 +1,4 @@
-"""Which rows are due about openers: those who try to open a device that was not given to them.
+"""Decides which rows about open attempts are due; their openers try to open a device that was not given to them.
 
 The attempts are counted in periods. A period of a device begins when the device is given to somebody, and when it is
 given back. So its rows say who tried to open it while a tenant had it, and who tried between two tenants. A flood of

@@ -1,8 +1,7 @@
-"""Rows of the ledger about openers, who try to open a device that was not given to them.
+"""Writes the rows of the ledger about openers, who try to open a device that was not given to them.
 
-``open_attempts`` says which rows are due.
-
-The names in them outlive the service: the next one reads them, so that ``autoclave explain`` still names who it was.
+``core.open_attempts`` says which rows are due, ``fence.live_openers`` knows who it was. The names in the rows outlive
+the service: the next one reads them, so that ``autoclave explain`` still names who it was.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _Row = tuple[str, OpenAttempted | FenceMissed]  # with its device
 _REBUILT = FenceMissed(ANEW)
 
 
-class Openers:
+class OpenAttemptRows:
     """Writes these rows. What cannot be written is written later."""
 
     def __init__(self, context: ServiceContext, openers: LiveOpeners) -> None:

@@ -12,7 +12,7 @@ from scrubber.core.events import OpenAttempted
 from scrubber.core.model import OTHER_CONTAINERS, Opener
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node.pods import Tenants
-from scrubber.service.openers import Openers
+from scrubber.service.open_attempt_rows import OpenAttemptRows
 from tests.service.world import World
 
 
@@ -22,14 +22,14 @@ class Node:
 
     world: World
     live: LiveOpeners = field(init=False)
-    openers: Openers = field(init=False)
+    openers: OpenAttemptRows = field(init=False)
 
     def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         self.live = LiveOpeners(lambda: self.world.node.now().wall)
-        self.openers = Openers(self.world.context, self.live)
+        self.openers = OpenAttemptRows(self.world.context, self.live)
         self.world.spawn(self.openers.run())
 
     async def begin_again(self) -> None:
@@ -122,7 +122,7 @@ async def test_attempts_while_no_service_ran_keep_their_times(node):
     for ago, pid, refused in ((60.0, 8, 0), (90.0, 7, 1)):
         attempt = Opener("stranger", "", "python", pid, False, 1, refused, began - ago, began - ago)
         node.live.add(node.world.uuids[0], attempt, ignored=False, held=False)
-    node.openers = Openers(node.world.context, node.live)
+    node.openers = OpenAttemptRows(node.world.context, node.live)
     await node.openers.write()
     opener = (await node.attempts())[-1].opener
     assert (began - opener.first, began - opener.last, opener.pid, opener.times, opener.refused) == (
