@@ -116,10 +116,6 @@ class Hooks:
                 await asyncio.sleep(PAUSE)
                 await self._scrubber.reachable(left)
 
-    async def give_back(self, ids: Sequence[str]) -> None:
-        """Give back devices that were acquired, but that no container got."""
-        await self._scrubber.release(ids)
-
     async def start(self, devices: Sequence[Device], left: float | None, op: str = "") -> None:
         """Return if a container may start on these devices; raise otherwise.
 

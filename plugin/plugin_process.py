@@ -82,12 +82,11 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                         chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin
                     )
                     registrations.create_task(watch, name="search for another plugin")
-                hooks = Hooks(scrubber, listing)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         for reporter in reporters:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, hooks, in_flight, counters, vendors, registrations)
+                        await _register(chosen, listing, scrubber, in_flight, counters, vendors, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
@@ -142,21 +141,21 @@ async def _leave(chosen: Config, turn: Turn, in_flight: InFlight) -> None:
 async def _register(
     chosen: Config,
     listing: Listing,
-    hooks: Hooks,
+    scrubber: client.ScrubberClient,
     in_flight: InFlight,
     counters: PluginCounters,
     vendors: VendorDirectory | None,
     tasks: asyncio.TaskGroup,
 ) -> None:
     """Register each resource, now and when the service adds one."""
-    registered: frozenset[str] = frozenset()
+    registered, hooks = frozenset[str](), Hooks(scrubber, listing)
     while True:
         for resource in sorted(await listing.new_resources(registered)):
             counters.expect(resource)
             responses: Responses[Any] = OwnResponses(chosen.style)
             if vendors is not None:
                 more = (chosen.cdi_dirs, chosen.vendor_variables, counters.unknown_variable)
-                responses = vendor.VendorResponses(resource, vendors, listing, hooks, *more)
+                responses = vendor.VendorResponses(resource, vendors, listing, scrubber, *more)
             plugin = DevicePlugin(resource, listing, hooks, in_flight, counters, responses)
             add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
             registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)

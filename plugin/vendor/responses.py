@@ -11,13 +11,14 @@ from ground import aio, log
 from ground.errors import VENDOR_LOG, AutoclaveError, NotReady, Reason, Refused
 from plugin import preferred
 from plugin.devices import Device
-from plugin.hooks import SHOWN_WITHIN, Hooks
+from plugin.hooks import SHOWN_WITHIN
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import answer as vendor_answer
 from plugin.vendor import offer
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.directory import VendorDirectory
+from scrub_api import client
 
 logger = log.get("vendor")
 
@@ -36,7 +37,7 @@ class VendorResponses:
         resource: str,
         directory: VendorDirectory,
         listing: Listing,
-        hooks: Hooks,
+        scrubber: client.ScrubberClient,
         cdi_dirs: Collection[Path],
         variables: Collection[str],
         count: Callable[[str], None],
@@ -48,7 +49,7 @@ class VendorResponses:
         self._resource = resource
         self._directory = directory
         self._listing = listing
-        self._hooks = hooks
+        self._scrubber = scrubber
         self._cdi_dirs = cdi_dirs
         self._variables = variables
         self._count = count
@@ -146,7 +147,7 @@ class VendorResponses:
 
     async def _give_back(self, ids: Sequence[str]) -> None:
         try:
-            await self._hooks.give_back(ids)
+            await self._scrubber.release(ids)
         except AutoclaveError as error:  # the service finds out by itself that no pod has them
             logger.warning("the devices are not given back", devices=ids, error=str(error))
 
