@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from access.hearing import ANSWERS_WITHIN, LEFT, LIVES, Ear, Secrets, answer_of
 from access.interruption import Interruption
 from access.manifest_files import PROBE
-from access.probe_answers import Answer, NoAnswer, Outcome, Unanswered, parse
+from access.probe_answers import Outcome
 from access.ways import Place
 from containers import places
 from containers.commands import ContainerFailed, asked
-from containers.container import Container
 
-LIVES = 900  # seconds: then Kubernetes ends a pod, and the program in any container ends by itself
-LEFT = 60  # seconds: so long a process is left behind by a job, where nobody can end it from outside
 MADE_WITHIN = 30.0  # seconds until a container says its first line, unless its image has to come first
-ANSWERS_WITHIN = 120.0  # seconds, of a container that runs
-_AT_ONCE = 0.2  # seconds until a signal is heard while a container says nothing
 _VARIABLE = ["--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
-
-
-@dataclass(frozen=True, slots=True)
-class Secrets:
-    """What tells the containers of this run from others, and what is looked for."""
-
-    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
-    secret: str = field(default_factory=lambda: secrets.token_hex(16))
-
-
-class Ear(Container):
-    """A container that is heard until a signal comes."""
-
-    says_after = _AT_ONCE
-
-
-def answer_of(container: Container, nonce: str, within: float, interruption: Interruption) -> Answer | Unanswered:
-    """The answer of the probe behind a command."""
-
-    def silent() -> str:
-        interruption.check()
-        return ""
-
-    try:
-        return parse(container.hear(within, silent), nonce)
-    except (ContainerFailed, NoAnswer) as error:
-        return Unanswered(error.why if isinstance(error, ContainerFailed) else str(error))
 
 
 @dataclass
@@ -90,13 +58,14 @@ class Attached:
         """The socket of an owner, where all share the network of the node."""
         return f"unix:{self.own.nonce}-{role}" if self.one_network else ""
 
-    def leave_behind(self) -> tuple[str, Outcome | None]:
-        """End the owner, and start one that ends at once and leaves a process behind, for a time."""
+    def leave_behind(self, successor: str) -> tuple[None, Outcome]:
+        """End the owner, start one that ends at once and leaves a process behind for a time, and then the next one."""
         self.end("owner")
         self.start("leaving-owner")
         outcome = self.answer("leaving-owner", ANSWERS_WITHIN)
         self._running["leaving-owner"].wait()
-        return self.address("leaving-owner"), outcome
+        self.start(successor, ask=self.address("leaving-owner"))
+        return None, outcome
 
     def end(self, role: str) -> None:
         """Remove it, but not while it is being made: podman, killed at that moment, leaves a process behind."""
@@ -106,8 +75,6 @@ class Attached:
                     self._running[role].hear(MADE_WITHIN)
             self._running[role].clear_away()
             del self._running[role]
-
-    end_sharing = end
 
     def close(self) -> None:
         """Remove all, also after one could not be removed."""
@@ -133,7 +100,7 @@ def arguments(role: str, own: Secrets, nodes: str, numbers: str, ask: str) -> li
         "owner": ["own", *usual, holds, f"--share={own.nonce}-owner"],
         "sharing-owner": ["own", *usual, holds, f"--share={own.nonce}"],
         "leaving-owner": ["own", *usual, f"--stay={LEFT}", f"--share={own.nonce}-leaving-owner", "--leave"],
-        "handed-on": ["try", *usual, holds, f"--receive={own.nonce}", f"--share={own.nonce}-kept"],
+        "handed-on": ["try", *usual, holds, f"--receive={own.nonce}"],
         "host-dev": ["try", *usual, "--under=/host"],
         "own-node": ["try", *usual, "--make"],
         "privileged-own-node": ["try", *usual, "--make"],

@@ -3,17 +3,73 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from access.hearing import LIVES, Secrets
+
 HERE = Path(__file__).parent / "manifests"
 PROBE = HERE.parent / "probe.py"
+NOT_ROOT = "65532"
+_PORTS = range(20000, 30000)  # the owner listens on one, in the network of its pod
+_FIRST = ("namespace", "claim", "owner")
+_NO_POD = ("ephemeral-container",)  # what is added to the owner's pod
 
 
-def filled(name: str, values: Mapping[str, str]) -> str:
-    """The manifest of this name with its values."""
-    return Template((HERE / f"{name}.yaml").read_text()).substitute(values)
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is tested, and how a pod asks for a GPU there. ``device_class``: for a claim instead of the resource."""
+
+    node: str
+    image: str
+    nodes: str
+    variable_image: str = ""
+    resource: str = "nvidia.com/gpu"
+    device_class: str = ""
+    count: int = 1
+    runtime_class: str = ""
+    pod_security: str = ""
+
+
+def namespace_of(own: Secrets) -> str:
+    """The namespace of this run alone."""
+    return f"autoclave-access-{own.nonce}"
+
+
+def port_of(own: Secrets) -> int:
+    """The port on which the owner is asked."""
+    return _PORTS[int(own.nonce, 16) % len(_PORTS)]
+
+
+def filled(manifest: str, cluster: Cluster, own: Secrets, **more: str) -> str:
+    """The manifest of this name. ``more``: values that are not the usual ones, such as the user of a plain pod."""
+    given = {"resources": f'{{limits: {{"{cluster.resource}": {cluster.count}}}}}'}
+    quota = {"pods": 4, "count/configmaps": 4, f"requests.{cluster.resource}": 2 * cluster.count}
+    if cluster.device_class:
+        given = {"resources": "{claims: [{name: gpu}]}"}
+        quota = {"pods": 4, "count/configmaps": 4, "count/resourceclaims.resource.k8s.io": 4}
+    labels = {"app.kubernetes.io/name": "autoclave-access"}
+    if cluster.pod_security:
+        labels["pod-security.kubernetes.io/enforce"] = cluster.pod_security
+    values = {
+        "name": manifest, "namespace": namespace_of(own), "node": cluster.node, "image": cluster.image,
+        "variable_image": cluster.variable_image or cluster.image, "nodes": cluster.nodes, "nonce": own.nonce,
+        "secret": own.secret, "lives": str(LIVES), "port": str(port_of(own)), "user": "0",
+        "runtime": cluster.runtime_class or "null", "device_class": cluster.device_class, "count": str(cluster.count),
+        "claims": "[{name: gpu, resourceClaimTemplateName: gpu}]" if cluster.device_class else "[]",
+        "labels": json.dumps(labels), "quota": json.dumps({name: str(most) for name, most in quota.items()}),
+        "numbers": "", "owner": "", **given, **more,
+    }  # fmt: skip
+    values["nonroot"] = "false" if values["user"] == "0" else "true"
+    return Template((HERE / f"{manifest}.yaml").read_text()).substitute(values)
+
+
+def preview(cluster: Cluster, own: Secrets) -> str:
+    """All manifests of a run, in one text."""
+    names = [*_FIRST, *(name for name in digests() if name not in (*_FIRST, *_NO_POD, PROBE.name))]
+    return "---\n".join(filled(name, cluster, own) for name in names if name != "claim" or cluster.device_class)
 
 
 def digests() -> dict[str, str]:

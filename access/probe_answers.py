@@ -72,9 +72,10 @@ class Unsuited:
 class HandOver:
     """Whether the next container got a GPU while a process of its last owner, or of another pod, had it open."""
 
-    given: bool  # the next container ran, and opened a GPU, while that process was to be there
+    given: bool  # the next container ran, and opened a GPU
     same: bool  # it was the same GPU
-    still_open: bool | None  # the process said so to the next container; None: it could not be asked
+    still_open: bool  # that process had it open when the next container had opened it
+    known: bool  # that process was seen until then, or its end; or kept-open has shown that a GPU in use is held back
     given_later: bool  # a container got the GPU after that process had ended
 
 

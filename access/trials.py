@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class _Trials:
     numbers: str = ""
     ask: str = ""
     reached: bool = False  # an outsider has asked the owner, and the owner has answered
+    waits: bool = False  # a GPU was not given on while another process had it open
 
     def all(self) -> None:
         """Each way, in an order in which one GPU is enough."""
@@ -72,17 +74,15 @@ class _Trials:
             if way.name != "init-container":
                 self.note(way, self.outsider(way.name, "owner"))
         leftover, handed_on, kept_open = (BY_NAME[name] for name in ("leftover", "handed-on", "kept-open"))
-        if leftover in self.to_try(Kind.HAND_OVER):
-            address, owner = self.containers.leave_behind()
-            self.numbers = ",".join(sorted(owner.numbers)) if isinstance(owner, Answer) else self.numbers
-            ask = address if self.reached else ""  # nobody has reached an owner before: silence would say nothing
-            self.note(leftover, self.next_one("leftover", ask, lambda: self.containers.end("owner")))
+        left = self.leftover(leftover) if leftover in self.to_try(Kind.HAND_OVER) else None
         self.containers.end("owner")
         for way in self.to_try(Kind.IN_POD):
             if way.name == "init-container":
                 self.note(way, self.outsider(way.name, ""))
         if handed_on in self.to_try(Kind.HANDED_ON) or kept_open in self.to_try(Kind.HAND_OVER):
             self.handed_on(handed_on, kept_open)
+        if left is not None:
+            self.note(leftover, dataclasses.replace(left, known=left.known or self.waits))
 
     def to_try(self, *kinds: Kind) -> Iterator[Way]:
         """The ways of these kinds that were chosen and exist here; the plain one always."""
@@ -114,23 +114,28 @@ class _Trials:
         self.containers.end(role)
         return answer
 
-    def next_one(self, role: str, ask: str, end_it: Callable[[], None]) -> Outcome:
-        """Whether the next container gets the GPU while another process may have it open.
+    def leftover(self, way: Way) -> HandOver | None:
+        """The owner is removed while its process may go on. What cannot be judged yet, without the way kept-open."""
+        self.tell(f"{way.name}: {way.tries}")
+        refused, owner = self.containers.leave_behind(way.name)
+        self.numbers = ",".join(sorted(owner.numbers)) if isinstance(owner, Answer) else self.numbers
+        answer = refused or self.containers.answer(way.name, HELD_BACK)
+        still_open = isinstance(answer, Answer) and answer.owner == "holding"
+        known = self.place is Place.SLURM and self.reached  # a job has ended with all of its processes, or they answer
+        outcome = self.handed_over(way, answer, "owner", still_open=still_open, known=known)
+        if not still_open and not known:
+            return outcome
+        self.note(way, outcome)
+        return None
 
-        ``end_it``: ends that process. If nobody was given the GPU before that, somebody must get it afterwards.
-        """
-        self.tell(f"{role}: {BY_NAME[role].tries}")
-        outcome = self.containers.start(role, self.numbers, ask)
-        answer = outcome or self.containers.answer(role, HELD_BACK)
+    def handed_over(self, way: Way, answer: Outcome, holder: str, *, still_open: bool, known: bool) -> HandOver:
+        """How it went. If the next container was not given the GPU, one must get it after the holder's end."""
         given = has_gpu(answer)
-        self.containers.end(role)
-        end_it()
-        later = not given and self.given_later(role)
-        if not isinstance(answer, Answer):
-            return HandOver(given=False, same=False, still_open=None, given_later=later)
-        same = set(self.numbers.split(",")) == answer.numbers
-        still_open = {"holding": True, "silent": False if ask else None, "unasked": None}[answer.owner]
-        return HandOver(given=given, same=same, still_open=still_open, given_later=later)
+        self.containers.end(way.name)
+        self.containers.end(holder)
+        later = not given and self.given_later(way.name)
+        same = isinstance(answer, Answer) and set(self.numbers.split(",")) == answer.numbers
+        return HandOver(given=given, same=same, still_open=still_open, known=known, given_later=later)
 
     def given_later(self, role: str) -> bool:
         """Whether a container gets the GPU within a time: one may come too early, and another one takes its place."""
@@ -160,11 +165,15 @@ class _Trials:
         received = containers.start(way.name) or containers.answer(way.name, OUTSIDERS_WITHIN)
         self.owner_held = containers.runs("sharing-owner")
         self.note(way, received)
-        containers.end_sharing("sharing-owner")
+        containers.end("sharing-owner")
         if self.place not in then.not_at and then.name in self.chosen:
             if isinstance(received, Answer) and received.opened and containers.runs(way.name):
-                ask = f"unix:{containers.own.nonce}-kept"
-                self.note(then, self.next_one(then.name, ask, lambda: containers.end(way.name)))
+                self.tell(f"{then.name}: {then.tries}")
+                answer = containers.start(then.name) or containers.answer(then.name, HELD_BACK)
+                kept = containers.runs(way.name)
+                outcome = self.handed_over(then, answer, way.name, still_open=kept, known=kept)
+                self.waits = kept and not outcome.given and outcome.given_later
+                self.note(then, outcome)
             else:
                 self.note(then, received)
         containers.end(way.name)

@@ -64,6 +64,7 @@ class Node:
     refuses_root: bool = False
     not_yet: list[str] = field(default_factory=list)  # why the next pods are refused in a new namespace
     stays: bool = False  # the namespace is not removed
+    ends_at_once: bool = False  # the process of a pod that is deleted by force, too
     holds_up_sharing: bool = False  # the pod that has handed its GPU on is not removed before the others
     on_command: Callable[[int], None] = lambda _count: None  # called with the number of each command
     gpus: list[str] = field(default_factory=lambda: ["gpu0"])
@@ -154,7 +155,7 @@ class Node:
             case ["kubectl", "delete", "pod", name, "--ignore-not-found", *force]:
                 if name == "sharing-owner" and self.holds_up_sharing:
                     return 1, "", f"error: timed out waiting for the condition on pods/{name}", []
-                self._end(name, later="--force" in force)
+                self._end(name, later="--force" in force and not self.ends_at_once)
                 return 0, "", "", []
             case ["kubectl", "delete", "namespace", _, "--ignore-not-found"]:
                 for name in list(self.pods):

@@ -25,7 +25,9 @@ def answer(**changes) -> Answer:
 
 
 def hand_over(**changes) -> HandOver:
-    return dataclasses.replace(HandOver(given=True, same=True, still_open=False, given_later=False), **changes)
+    return dataclasses.replace(
+        HandOver(given=True, same=True, still_open=False, known=True, given_later=False), **changes
+    )
 
 
 def trial(outcome, way="no-request", *, owner_held=True, plain_ran=True) -> Trial:
@@ -70,13 +72,19 @@ TABLE = [
     ),
     ("a variable", trial(answer(variable="all"), "image-variable"), PASS, "it saw no node"),
     ("given on while open", trial(hand_over(still_open=True), "leftover"), FAIL, "while another process still had it"),
-    ("given on later", trial(hand_over(), "leftover"), PASS, "the old process was gone"),
+    ("given on later", trial(hand_over(), "leftover"), PASS, "only after the process had ended"),
     ("another GPU", trial(hand_over(same=False), "leftover"), NOT_TRIED, "got another GPU"),
     ("another, while open", trial(hand_over(same=False, still_open=True), "leftover"), NOT_TRIED, "got another GPU"),
-    ("nobody can tell", trial(hand_over(still_open=None), "leftover"), NOT_TRIED, "could not be seen"),
+    ("ended by luck", trial(hand_over(known=False), "leftover"), NOT_TRIED, "a faster start may find it"),
+    (
+        "held back by luck",
+        trial(hand_over(known=False, given=False, given_later=True), "leftover"),
+        NOT_TRIED, "a faster start may find it",
+    ),
+    ("found", trial(hand_over(known=False, still_open=True), "leftover"), FAIL, "still had it"),
     ("held back", trial(hand_over(given=False, given_later=True), "kept-open"), PASS, "only after the process"),
     ("given to nobody", trial(hand_over(given=False), "kept-open"), NOT_TRIED, "no container got the GPU afterwards"),
-    ("a hand-over has no owner", trial(hand_over(), "leftover", owner_held=False), PASS, "the old process was gone"),
+    ("a hand-over has no owner", trial(hand_over(), "leftover", owner_held=False), PASS, "only after"),
 ]  # fmt: skip
 
 

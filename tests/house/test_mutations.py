@@ -224,7 +224,8 @@ PLANTED = [
     Mutant(OF_WAYS, "outcome.control and ", "", tests=IN_WAYS),
     Mutant(OF_WAYS, '"EPERM", "EACCES"', '"EPERM", "EACCES", "ENXIO"', tests=IN_WAYS),
     Mutant(OF_WAYS, "isinstance(trial.outcome, Refused) and not trial.plain_ran", "False", tests=IN_WAYS),
-    Mutant(OF_WAYS, "outcome.given and outcome.same and outcome.still_open is True", "False", tests=IN_WAYS),
+    Mutant(OF_WAYS, "outcome.given and outcome.same and outcome.still_open", "False", tests=IN_WAYS),
+    Mutant(OF_WAYS, "lambda outcome: not outcome.known", "lambda _: False", tests=IN_WAYS),
     Mutant(OF_WAYS, "lambda trial: not _answer(trial).control", "lambda _: False", tests=IN_WAYS),
     Mutant(OF_WAYS, "lambda trial: not trial.owner_held", "lambda _: False", tests=IN_WAYS),
     Mutant(
@@ -234,7 +235,13 @@ PLANTED = [
         tests=f"{TRIALS}::test_an_owner_that_ends_early_makes_no_way_pass",
     ),
     Mutant(
-        "access/kubernetes.py",
+        "access/trials.py",
+        "kept and not outcome.given and outcome.given_later",
+        "kept",
+        tests=f"{TRIALS}::test_a_left_process_that_has_ended_passes_only_where_its_end_is_awaited",
+    ),
+    Mutant(
+        "access/pod_states.py",
         " and not _NO_REFUSAL.search(words)",
         "",
         tests=f"{TRIALS}::test_a_quota_or_a_silence_is_no_refusal",

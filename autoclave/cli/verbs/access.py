@@ -13,7 +13,8 @@ import click
 from access import run_report, trials
 from access.attached import docker, slurm
 from access.interruption import Interruption
-from access.kubernetes import Cluster, Pods
+from access.kubernetes import Pods
+from access.manifest_files import Cluster
 from access.run_report import About
 from access.way_verdict import CLOSED, NO_ANSWER, OPENED, Finding, exit_code
 from access.ways import BY_NAME, PLAIN, WAYS, Place
