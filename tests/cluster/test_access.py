@@ -7,8 +7,12 @@ was found is kept in build/cluster/access.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,8 +21,11 @@ from typing import Any
 
 import pytest
 import yaml
+from lightkube import AsyncClient
+from lightkube.resources.core_v1 import Namespace, Pod
 from lightkube.resources.node_v1 import RuntimeClass
 
+from access.hearing import LIVES
 from plugin.dra.config import DRIVER, VENDOR_DRIVER
 from tests.cluster import numbered_runc, nvidia_claims, programs
 from tests.cluster.autoclave import GPUS
@@ -26,6 +33,7 @@ from tests.cluster.conftest import LOGS
 from tests.cluster.isolated import STATE, second_version
 from tests.cluster.nvidia import MAJOR
 from tests.cluster.programs import KUBECONFIG
+from tests.patience import WITHIN
 from tests.python_image import write_files
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +42,7 @@ SIMULATED, NVIDIA = "/dev/simulated-gpu[0-9]*", "/dev/nvidia[0-9]*"
 NO_RUNTIME = "numbered"  # of NVIDIA: this one gives a container nothing
 STRICT = yaml.safe_load((ROOT / "policies/strict.yaml").read_text())["defaults"]
 
-PASS, FAIL, NO_SUCH_WAY = "pass", "fail", "not applicable"
+PASS, FAIL, NOT_TRIED, NO_SUCH_WAY = "pass", "fail", "not tried", "not applicable"
 CLOSED = {
     **dict.fromkeys(("no-request", "variable", "image-variable", "cdi-annotation"), PASS),
     "runtime-class": NO_SUCH_WAY,
@@ -45,8 +53,16 @@ CLOSED = {
     "kept-open": PASS,
 }
 BY_RIGHTS = {"privileged": FAIL, "privileged-own-node": FAIL}
-EITHER = "fail, or pass where a container starts in more than the two seconds that the kubelet leaves to the old one"
-NO_SERVICE = {"leftover": EITHER, "kept-open": FAIL}
+UNLESS_LATE = "fail, or not tried where a container starts in more than the two seconds that the old process has"
+NO_SERVICE = {"leftover": UNLESS_LATE, "kept-open": FAIL}
+# What each level of the Pod Security Standards refuses at admission: what takes part in a way has the right, too.
+BASELINE = frozenset({"host-dev", "privileged", "privileged-own-node", "host-pid", "handed-on", "kept-open"})
+REFUSED = {"baseline": BASELINE, "restricted": BASELINE | {"own-node"}}
+RUNS_ON = ["--way", "kept-open", "--way", "leftover"]  # both wait: so an interruption comes before the end
+LATEST = 60.0  # seconds after the start: a random moment, before the end of a run
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+SEEDS = [pytest.param(seed, marks=pytest.mark.night if seed > 2 else ()) for seed in range(20)]
+LABELS: Any = {"app.kubernetes.io/name": "autoclave-access"}
 
 
 # To check a manifest, kubectl reads megabytes from the API server, and has half a minute. A whole machine takes longer.
@@ -63,25 +79,33 @@ class Table:
         """``folder``: has kubectl."""
         self._folder = folder
 
-    async def shows(self, arm: str, wanted: dict[str, str], *flags: str, nodes: str = SIMULATED) -> None:
-        """The verdict of each way is as wanted."""
-        to = LOGS / "access" / arm
+    def start(self, to: Path, *flags: str, nodes: str = SIMULATED) -> subprocess.Popen[str]:
+        """Start the command, as an outsider does."""
         to.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "autoclave", "access", "run", "--node", programs.NODE, "--to", str(to)]
         command += ["--image", IMAGE, "--variable-image", VARIABLE_IMAGE, "--nodes", nodes, "--count", str(GPUS)]
+        return self.run(*command, *flags)
+
+    def run(self, *command: str) -> subprocess.Popen[str]:
+        """A command of a person who reaches the cluster."""
         variables = {"PATH": f"{self._folder}:{os.environ['PATH']}", "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
-        run = await asyncio.to_thread(
-            subprocess.run, [*command, *flags], env=os.environ | variables, capture_output=True, text=True, check=False
-        )
-        assert (to / "result.json").exists(), run.stderr
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
+
+    async def shows(self, arm: str, wanted: dict[str, str], *flags: str, nodes: str = SIMULATED) -> dict[str, str]:
+        """The verdict of each way is as wanted; the reasons."""
+        to = LOGS / "access" / arm
+        _, said = await asyncio.to_thread(self.start(to, *flags, nodes=nodes).communicate)
+        assert (to / "result.json").exists(), said
         result: dict[str, Any] = json.loads((to / "result.json").read_text())
-        assert (result["ended_early"], result["left_behind"]) == ("", ""), run.stderr
-        assert result["owner"]["opened"], run.stderr
-        assert f" c:{MAJOR}:" not in run.stderr + json.dumps(result["ways"]), "a node that leads to no GPU here"
+        assert (result["ended_early"], result["left_behind"]) == ("", ""), said
+        assert result["owner"]["opened"], said
+        assert f" c:{MAJOR}:" not in said + json.dumps(result["ways"]), "a node that leads to no GPU here"
         found = {way["way"]: way["verdict"] for way in result["ways"]}
-        if wanted["leftover"] == EITHER and found["leftover"] in (PASS, FAIL):
+        if wanted["leftover"] == UNLESS_LATE and found["leftover"] in (FAIL, NOT_TRIED):
             wanted = wanted | {"leftover": found["leftover"]}
-        assert found == wanted, run.stderr
+        assert found == wanted, said
+        return {way["way"]: way["why"] for way in result["ways"]}
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +216,7 @@ async def test_nvidias_dra_driver_opens_a_gpu_to_rights(table, pods, autoclave, 
     program = nvidia_claims.program(pytestconfig)
     async with nvidia_claims.alone(pods, autoclave, program, LOGS):
         flags = (*await runtime(NO_RUNTIME), "--device-class", VENDOR_DRIVER)
-        wanted = CLOSED | BY_RIGHTS | {"kept-open": FAIL}  # it prepares no GPU that another claim still has
+        wanted = CLOSED | BY_RIGHTS | NO_SERVICE
         await table.shows("NVIDIA's DRA driver", wanted, *flags, nodes=NVIDIA)
 
 
@@ -203,3 +227,69 @@ async def test_behind_autoclave_claims_of_nvidia_stay_shut(
     async with nvidia_claims.behind(pods, autoclave, program, LOGS):
         flags = (*await runtime(NO_RUNTIME), "--device-class", VENDOR_DRIVER)
         await table.shows("NVIDIA's DRA driver behind Autoclave", CLOSED, *flags, nodes=NVIDIA)
+
+
+@pytest.mark.parametrize("level", REFUSED)
+async def test_a_level_refuses_the_ways_that_need_a_right(table, pods, floor, level):  # noqa: ARG001 - it made the GPUs
+    wanted = CLOSED | {"leftover": UNLESS_LATE, "handed-on": PASS}
+    whys = await table.shows(f"level {level}", wanted, "--resource", floor, "--pod-security", level)
+    refused = {name for name, why in whys.items() if "refused at admission: " in why and "violates PodSecurity" in why}
+    assert refused == REFUSED[level], whys
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_an_interruption_at_a_random_moment_leaves_nothing(table, pods, autoclave, seed):
+    moments = random.Random(seed)  # noqa: S311 - no secret
+    number, moment = SIGNALS[seed % len(SIGNALS)], moments.uniform(0, LATEST)
+    ways = [f"--way={name}" for name in moments.sample(sorted(CLOSED), 3)]
+    run = table.start(LOGS / f"access/interrupted {seed}", *RUNS_ON, *ways)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(run.wait, moment)
+    assert run.returncode is None, f"the run came to its end in {moment:.1f} s: {run.communicate()}"
+    run.send_signal(number)
+    _, said = await asyncio.to_thread(run.communicate)
+    print(f"seed {seed}: {number.name} after {moment:.1f} s, {' '.join(ways)}; {said.splitlines()[-1:]}")  # noqa: T201 - for the log
+    if number is signal.SIGKILL:
+        await _all_end(pods.client, hasten=True)
+        labels = ",".join(f"{name}={value}" for name, value in LABELS.items())
+        by_hand = table.run("kubectl", "delete", "namespace", "--selector", labels)  # as the page says
+        _, refused = await asyncio.to_thread(by_hand.communicate)
+        assert by_hand.returncode == 0, refused
+    else:
+        assert run.returncode in (130, 1) or run.returncode == -number, said  # before it has listened, nothing is there
+    assert await _names(pods.client) == []
+    await _all_end(pods.client, hasten=False)
+    await autoclave.clean()
+
+
+async def _names(client: AsyncClient) -> list[str]:
+    """All objects of a run: they are in its namespace."""
+    listed = client.list(Namespace, labels=LABELS)
+    return [str(each.to_dict()["metadata"]["name"]) async for each in listed]
+
+
+async def _all_end(client: AsyncClient, *, hasten: bool) -> None:
+    """Return when nothing runs of the command. ``hasten``: each pod has a deadline; bring it near."""
+    while running := _processes():
+        for namespace in await _names(client) if hasten else ():
+            for pod in [each.to_dict() async for each in client.list(Pod, namespace=namespace)]:
+                assert 0 < pod["spec"]["activeDeadlineSeconds"] <= LIVES
+                name = str(pod["metadata"]["name"])
+                await client.patch(Pod, name, {"spec": {"activeDeadlineSeconds": 1}}, namespace=namespace)
+        for pid, words in running.items():
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                ready, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], WITHIN)
+                os.close(descriptor)
+                assert ready, f"process {pid} goes on: {words!r}"
+
+
+def _processes() -> dict[int, bytes]:
+    """The probes in containers, and the programs that the command has started."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes()
+            if b"/probe/probe.py" in words or b"autoclave-access-" in words:
+                found[int(folder.name)] = words
+    return found
