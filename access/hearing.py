@@ -12,6 +12,7 @@ from containers.container import Container
 
 LIVES = 900  # seconds: then Kubernetes ends a pod, and the program in any container ends by itself
 LEFT = 60  # seconds: so long a process is left behind by a job, where nobody can end it from outside
+_PORTS = range(20000, 30000)
 ANSWERS_WITHIN = 120.0  # seconds, of a container that runs
 
 
@@ -21,6 +22,16 @@ class Secrets:
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of this run alone."""
+        return f"autoclave-access-{self.nonce}"
+
+    @property
+    def port(self) -> int:
+        """The port on which the owner is asked, in the network of its pod."""
+        return _PORTS[int(self.nonce, 16) % len(_PORTS)]
 
 
 class Ear(Container):

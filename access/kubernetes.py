@@ -45,15 +45,10 @@ class Pods:
     pause: float = 0.5  # seconds between two looks at a pod
     _made: bool = False
 
-    @property
-    def namespace(self) -> str:
-        """The namespace of this run alone."""
-        return manifest_files.namespace_of(self.own)
-
     def begin(self) -> None:
         """Ask for the rights, make the namespace with its quota, and find out whether a plain pod may be root."""
         claim = CLAIM_RIGHTS if self.cluster.device_class else ()
-        inside = places.can_i(self.namespace, (*RIGHTS_INSIDE, *claim))
+        inside = places.can_i(self.own.namespace, (*RIGHTS_INSIDE, *claim))
         expect_rights(places.can_i("", RIGHTS) | inside, "docs/access.md")
         self.interruption.check()
         self._made = True
@@ -106,12 +101,12 @@ class Pods:
     def address(self, role: str) -> str:
         """The address of the pod."""
         address = self._pod(role).get("status", {}).get("podIP", "")
-        return f"{address}:{manifest_files.port_of(self.own)}" if re.fullmatch(r"[0-9.]+", address) else ""
+        return f"{address}:{self.own.port}" if re.fullmatch(r"[0-9.]+", address) else ""
 
     def leave_behind(self, successor: str) -> tuple[NotMade | None, None]:
         """Delete the owner's pod by force, while the next one waits for its GPU: the old process has two seconds."""
         refused = self.start(successor, ask=self.address("owner"))
-        run(places.force_delete(self.namespace, "owner"))
+        run(places.force_delete(self.own.namespace, "owner"))
         return refused, None
 
     def end(self, role: str) -> None:
@@ -119,19 +114,19 @@ class Pods:
         pod, _ = _place(role)
         if role in _IN_OWNER:
             return
-        done = asked([*places.delete(self.namespace, pod), f"--timeout={_ENDS_WITHIN}s"])
+        done = asked([*places.delete(self.own.namespace, pod), f"--timeout={_ENDS_WITHIN}s"])
         if done.returncode and "timed out waiting" not in done.stderr:
             raise ContainerFailed(f"the pod {pod} was not deleted: {plain(done.stderr.strip())[-200:]}")
 
     def close(self) -> None:
         """Delete the namespace with all that is in it, and wait until it is gone."""
         if self._made:
-            run(["kubectl", "delete", "namespace", self.namespace, "--ignore-not-found"])
+            run(["kubectl", "delete", "namespace", self.own.namespace, "--ignore-not-found"])
 
     def facts(self) -> dict[str, str]:
         """Versions, as far as the account may read them, and what the cluster admits to the namespace."""
         info = self._read("get", "node", self.cluster.node).get("status", {}).get("nodeInfo", {})
-        labels = self._read("get", "namespace", self.namespace).get("metadata", {}).get("labels", {})
+        labels = self._read("get", "namespace", self.own.namespace).get("metadata", {}).get("labels", {})
         server = self._read("version").get("serverVersion", {})
         level = {"pod-security": labels.get("pod-security.kubernetes.io/enforce", "that of the cluster")}
         words = {name: info.get(name, "") for name in ("kubeletVersion", "containerRuntimeVersion", "osImage")}
@@ -146,7 +141,7 @@ class Pods:
 
     @property
     def _kubectl(self) -> list[str]:
-        return places.kubectl(self.namespace)
+        return places.kubectl(self.own.namespace)
 
     def _plain(self) -> NotMade | None:
         """Why the API server would refuse a pod without rights; it makes none."""

@@ -13,7 +13,6 @@ from access.hearing import LIVES, Secrets
 HERE = Path(__file__).parent / "manifests"
 PROBE = HERE.parent / "probe.py"
 NOT_ROOT = "65532"
-_PORTS = range(20000, 30000)  # the owner listens on one, in the network of its pod
 _FIRST = ("namespace", "claim", "owner")
 _NO_POD = ("ephemeral-container",)  # what is added to the owner's pod
 
@@ -33,16 +32,6 @@ class Cluster:
     pod_security: str = ""
 
 
-def namespace_of(own: Secrets) -> str:
-    """The namespace of this run alone."""
-    return f"autoclave-access-{own.nonce}"
-
-
-def port_of(own: Secrets) -> int:
-    """The port on which the owner is asked."""
-    return _PORTS[int(own.nonce, 16) % len(_PORTS)]
-
-
 def filled(manifest: str, cluster: Cluster, own: Secrets, **more: str) -> str:
     """The manifest of this name. ``more``: values that are not the usual ones, such as the user of a plain pod."""
     given = {"resources": f'{{limits: {{"{cluster.resource}": {cluster.count}}}}}'}
@@ -54,9 +43,9 @@ def filled(manifest: str, cluster: Cluster, own: Secrets, **more: str) -> str:
     if cluster.pod_security:
         labels["pod-security.kubernetes.io/enforce"] = cluster.pod_security
     values = {
-        "name": manifest, "namespace": namespace_of(own), "node": cluster.node, "image": cluster.image,
+        "name": manifest, "namespace": own.namespace, "node": cluster.node, "image": cluster.image,
         "variable_image": cluster.variable_image or cluster.image, "nodes": cluster.nodes, "nonce": own.nonce,
-        "secret": own.secret, "lives": str(LIVES), "port": str(port_of(own)), "user": "0",
+        "secret": own.secret, "lives": str(LIVES), "port": str(own.port), "user": "0",
         "runtime": cluster.runtime_class or "null", "device_class": cluster.device_class, "count": str(cluster.count),
         "claims": "[{name: gpu, resourceClaimTemplateName: gpu}]" if cluster.device_class else "[]",
         "labels": json.dumps(labels), "quota": json.dumps({name: str(most) for name, most in quota.items()}),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from access.attached import Attached
 from access.kubernetes import Pods
-from access.probe_answers import Answer, HandOver, Outcome, Unanswered, Unsuited
+from access.probe_answers import Answer, HandOver, Outcome, Refused, Unanswered, Unsuited
 from access.way_verdict import Finding, Trial, has_gpu, judge, left_out
-from access.ways import BY_NAME, PLAIN, WAYS, Kind, Place, Way
+from access.ways import BY_NAME, PLAIN, WAYS, Place, Way
 from containers.commands import ContainerFailed
 from containers.places import STARTS_WITHIN
 
 OUTSIDERS_WITHIN = 120.0  # seconds until an outsider runs: its image is there already
+INIT_CONTAINER, LEFTOVER, HANDED_ON, KEPT_OPEN = _AFTERWARDS = tuple(
+    BY_NAME[name] for name in ("init-container", "leftover", "handed-on", "kept-open")
+)
 Containers = Pods | Attached  # each by its role: "owner", the name of a way, "sharing-owner", and the next owners
 HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back; and once more afterwards
 
@@ -69,38 +72,32 @@ class _Trials:
 
     def all(self) -> None:
         """Each way, in an order in which one GPU is enough."""
-        self.own("owner", STARTS_WITHIN)
-        for way in self.to_try(Kind.OUTSIDER, Kind.IN_POD):
-            if way.name != "init-container":
+        self.owner()
+        for way in filter(self.tries, WAYS):
+            if way not in _AFTERWARDS:
                 self.note(way, self.outsider(way.name, "owner"))
-        leftover, handed_on, kept_open = (BY_NAME[name] for name in ("leftover", "handed-on", "kept-open"))
-        left = self.leftover(leftover) if leftover in self.to_try(Kind.HAND_OVER) else None
+        left = self.leftover() if self.tries(LEFTOVER) else None
         self.containers.end("owner")
-        for way in self.to_try(Kind.IN_POD):
-            if way.name == "init-container":
-                self.note(way, self.outsider(way.name, ""))
-        if handed_on in self.to_try(Kind.HANDED_ON) or kept_open in self.to_try(Kind.HAND_OVER):
-            self.handed_on(handed_on, kept_open)
+        if self.tries(INIT_CONTAINER):
+            self.note(INIT_CONTAINER, self.outsider(INIT_CONTAINER.name, ""))
+        if self.tries(HANDED_ON) or self.tries(KEPT_OPEN):
+            self.handed_on()
         if left is not None:
-            self.note(leftover, dataclasses.replace(left, known=left.known or self.waits))
+            self.note(LEFTOVER, dataclasses.replace(left, known=left.known or self.waits))
 
-    def to_try(self, *kinds: Kind) -> Iterator[Way]:
-        """The ways of these kinds that were chosen and exist here; the plain one always."""
-        for way in WAYS:
-            if way.kind in kinds and (way.name in self.chosen or way is PLAIN) and self.place not in way.not_at:
-                yield way
+    def tries(self, way: Way) -> bool:
+        """Whether a way was chosen and exists here; the plain one always."""
+        return (way.name in self.chosen or way is PLAIN) and self.place not in way.not_at
 
-    def own(self, role: str, within: float) -> Answer:
-        """Start an owner; ContainerFailed unless it opens its own GPU by the same probe."""
-        self.tell(f"{role}: a container that is given a GPU")
-        outcome: Outcome = self.containers.start(role) or self.containers.answer(role, within)
+    def owner(self) -> None:
+        """Start the owner; ContainerFailed unless it opens its own GPU by the same probe."""
+        self.tell("owner: a container that is given a GPU")
+        outcome: Outcome = self.containers.start("owner") or self.containers.answer("owner", STARTS_WITHIN)
         self.done.owner = outcome
         if not isinstance(outcome, Answer) or not has_gpu(outcome):
-            why = "it opened no node" if isinstance(outcome, Answer) else getattr(outcome, "why", "")
-            raise ContainerFailed(f"the {role} did not get its GPU: {why}")
+            raise ContainerFailed(f"the owner did not get its GPU: {getattr(outcome, 'why', 'it opened no node')}")
         self.numbers = ",".join(sorted(outcome.numbers))
-        self.ask = self.containers.address(role)
-        return outcome
+        self.ask = self.containers.address("owner")
 
     def outsider(self, role: str, owner: str) -> Outcome:
         """One outsider from its start to its end. ``owner``: who must still run after it; empty: its own pod's."""
@@ -114,18 +111,18 @@ class _Trials:
         self.containers.end(role)
         return answer
 
-    def leftover(self, way: Way) -> HandOver | None:
+    def leftover(self) -> HandOver | None:
         """The owner is removed while its process may go on. What cannot be judged yet, without the way kept-open."""
-        self.tell(f"{way.name}: {way.tries}")
-        refused, owner = self.containers.leave_behind(way.name)
+        self.tell(f"{LEFTOVER.name}: {LEFTOVER.tries}")
+        refused, owner = self.containers.leave_behind(LEFTOVER.name)
         self.numbers = ",".join(sorted(owner.numbers)) if isinstance(owner, Answer) else self.numbers
-        answer = refused or self.containers.answer(way.name, HELD_BACK)
+        answer = refused or self.containers.answer(LEFTOVER.name, HELD_BACK)
         still_open = isinstance(answer, Answer) and answer.owner == "holding"
         known = self.place is Place.SLURM and self.reached  # a job has ended with all of its processes, or they answer
-        outcome = self.handed_over(way, answer, "owner", still_open=still_open, known=known)
+        outcome = self.handed_over(LEFTOVER, answer, "owner", still_open=still_open, known=known)
         if not still_open and not known:
             return outcome
-        self.note(way, outcome)
+        self.note(LEFTOVER, outcome)
         return None
 
     def handed_over(self, way: Way, answer: Outcome, holder: str, *, still_open: bool, known: bool) -> HandOver:
@@ -147,36 +144,35 @@ class _Trials:
             self.containers.end(again)
         return given
 
-    def handed_on(self, way: Way, then: Way) -> None:
-        """An owner that takes part; then the same while its node is kept open."""
-        containers = self.containers
-        if refused := containers.start("sharing-owner"):
-            self.note(way, refused)
-            self.note(then, refused)
-            return
+    def handed_on(self) -> None:
+        """An owner takes part; then it ends, while its node is kept open."""
+        containers, way = self.containers, HANDED_ON
         self.tell(f"{way.name}: {way.tries}")
-        owner = containers.answer("sharing-owner", OUTSIDERS_WITHIN)
+        owner: Outcome = containers.start("sharing-owner") or containers.answer("sharing-owner", OUTSIDERS_WITHIN)
         if not isinstance(owner, Answer) or not has_gpu(owner):
             why = f"the owner that takes part did not get a GPU: {getattr(owner, 'why', 'it opened no node')}"
-            self.note(way, Unanswered(why))
-            self.note(then, Unanswered(why))
+            for each in filter(self.tries, (way, KEPT_OPEN)):
+                self.note(each, owner if isinstance(owner, Refused) else Unanswered(why))
             return
         self.numbers = ",".join(sorted(owner.numbers))
-        received = containers.start(way.name) or containers.answer(way.name, OUTSIDERS_WITHIN)
+        received: Outcome = containers.start(way.name) or containers.answer(way.name, OUTSIDERS_WITHIN)
         self.owner_held = containers.runs("sharing-owner")
         self.note(way, received)
         containers.end("sharing-owner")
-        if self.place not in then.not_at and then.name in self.chosen:
+        if self.tries(KEPT_OPEN):
             if isinstance(received, Answer) and received.opened and containers.runs(way.name):
-                self.tell(f"{then.name}: {then.tries}")
-                answer = containers.start(then.name) or containers.answer(then.name, HELD_BACK)
-                kept = containers.runs(way.name)
-                outcome = self.handed_over(then, answer, way.name, still_open=kept, known=kept)
-                self.waits = kept and not outcome.given and outcome.given_later
-                self.note(then, outcome)
-            else:
-                self.note(then, received)
+                received = self.kept_open(way.name)
+            self.note(KEPT_OPEN, received)
         containers.end(way.name)
+
+    def kept_open(self, keeper: str) -> HandOver:
+        """Whether the next container gets the GPU while the one with this role keeps its node open."""
+        self.tell(f"{KEPT_OPEN.name}: {KEPT_OPEN.tries}")
+        answer = self.containers.start(KEPT_OPEN.name) or self.containers.answer(KEPT_OPEN.name, HELD_BACK)
+        kept = self.containers.runs(keeper)
+        outcome = self.handed_over(KEPT_OPEN, answer, keeper, still_open=kept, known=kept)
+        self.waits = kept and not outcome.given and outcome.given_later
+        return outcome
 
     def note(self, way: Way, outcome: Outcome) -> None:
         """Judge it, and tell."""

@@ -16,15 +16,6 @@ class Place(Enum):
     SLURM = "slurm"
 
 
-class Kind(Enum):
-    """How a way is tried."""
-
-    OUTSIDER = "outsider"  # a container beside the owner
-    IN_POD = "in-pod"  # a container in a pod that has the GPU
-    HANDED_ON = "handed-on"  # an owner takes part
-    HAND_OVER = "hand-over"  # the GPU goes to the next container
-
-
 OWNER_CASE = "a container with a claim or a request finds the GPU"
 """The case of the conformance suite that the owner shows."""
 
@@ -36,7 +27,6 @@ class Way:
     name: str
     tries: str
     needs: str = "nothing"
-    kind: Kind = Kind.OUTSIDER
     conformance: str = ""  # the case of the conformance suite that it is
     not_at: Mapping[Place, str] = field(default_factory=dict)
     must_have: str = ""  # what must be in the variable of the container: otherwise the way was not tried
@@ -71,17 +61,17 @@ WAYS = (
     Way("host-pid", "It sees the processes of the host, and opens nodes through /proc/PID/root.",
         "root in the container, hostPID, CAP_SYS_PTRACE", not_at=_NO_CONTAINER),
     Way("second-container", "A second container of the owner's pod, which asks for no GPU, looks for nodes.",
-        kind=Kind.IN_POD, conformance="a second container of a pod, without the claim, finds no GPU", not_at=_NO_POD),
+        conformance="a second container of a pod, without the claim, finds no GPU", not_at=_NO_POD),
     Way("ephemeral-container", "An ephemeral container is added to the owner's pod, as by `kubectl debug`.",
-        "the right to patch pods/ephemeralcontainers", Kind.IN_POD, not_at=_NO_POD),
+        "the right to patch pods/ephemeralcontainers", not_at=_NO_POD),
     Way("init-container", "An init container without a GPU starts after the one that has it and goes on running.",
-        kind=Kind.IN_POD, not_at=_NO_POD),
+        not_at=_NO_POD),
     Way("leftover", "The owner is removed while its process may go on, and the next container gets the GPU.",
-        "the right to delete pods", Kind.HAND_OVER, not_at=_NO_PLUGIN),
+        "the right to delete pods", not_at=_NO_PLUGIN),
     Way("handed-on", "An owner takes part: it sends its open node through a socket to a container without a GPU.",
-        _HOST_NETWORK, Kind.HANDED_ON),
+        _HOST_NETWORK),
     Way("kept-open", "That container keeps the node open after the owner's end, and the next container gets the GPU.",
-        _HOST_NETWORK, Kind.HAND_OVER, not_at=_NO_PLUGIN),
+        _HOST_NETWORK, not_at=_NO_PLUGIN),
 )  # fmt: skip
 BY_NAME = {way.name: way for way in WAYS}
 PLAIN = WAYS[0]
