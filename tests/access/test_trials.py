@@ -139,7 +139,7 @@ def test_the_next_pod_waits_before_the_owners_is_deleted(node):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_left_process_that_has_ended_passes_only_where_its_end_is_awaited(node, waits):
+def test_a_left_process_that_ended_passes_only_if_awaited(node, waits):
     """The next pod may only have been too slow to find it: kept-open shows which."""
     node.ends_at_once, node.leaks = True, {"handed-on"} if waits else {"handed-on", "kept-open"}
     _, found = run(node, chosen={"leftover", "kept-open"})

@@ -238,7 +238,7 @@ PLANTED = [
         "access/trials.py",
         "kept and not outcome.given and outcome.given_later",
         "kept",
-        tests=f"{TRIALS}::test_a_left_process_that_has_ended_passes_only_where_its_end_is_awaited",
+        tests=f"{TRIALS}::test_a_left_process_that_ended_passes_only_if_awaited",
     ),
     Mutant(
         "access/pod_states.py",
