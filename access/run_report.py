@@ -104,14 +104,8 @@ def page(about: About, run: Run) -> str:
         pages.table(
             ("way", "what is tried", "it needs", "verdict", "why"),
             [
-                (
-                    finding.way.name,
-                    finding.way.tries,
-                    finding.way.needs,
-                    _bold(finding.verdict),
-                    pages.words(finding.why),
-                )
-                for finding in run.findings
+                (each.way.name, each.way.tries, each.way.needs, _bold(each.verdict), pages.words(each.why))
+                for each in run.findings
             ],
         ),
         "## What Kubernetes AI Conformance asks (KAR-0049, secure accelerator access)",

@@ -153,7 +153,7 @@ RULES = (
          _hand_over("the next container got another GPU; ask for all of the node by --count",
                     lambda outcome: outcome.given and not outcome.same)),
     Rule(Verdict.NOT_TRIED, "That process ended too early, and kept-open has not shown that a GPU in use is held back.",
-         _hand_over("the old process had ended when the next container began; a faster start may find it",
+         _hand_over("the old process had ended by then, perhaps by luck: see kept-open, which has no such race",
                     lambda outcome: not outcome.known)),
     Rule(Verdict.PASS, "The GPU was given on only after that process had ended.",
          _hand_over("the GPU was given on only after the process had ended",

@@ -75,11 +75,11 @@ TABLE = [
     ("given on later", trial(hand_over(), "leftover"), PASS, "only after the process had ended"),
     ("another GPU", trial(hand_over(same=False), "leftover"), NOT_TRIED, "got another GPU"),
     ("another, while open", trial(hand_over(same=False, still_open=True), "leftover"), NOT_TRIED, "got another GPU"),
-    ("ended by luck", trial(hand_over(known=False), "leftover"), NOT_TRIED, "a faster start may find it"),
+    ("ended by luck", trial(hand_over(known=False), "leftover"), NOT_TRIED, "perhaps by luck"),
     (
         "held back by luck",
         trial(hand_over(known=False, given=False, given_later=True), "leftover"),
-        NOT_TRIED, "a faster start may find it",
+        NOT_TRIED, "perhaps by luck",
     ),
     ("found", trial(hand_over(known=False, still_open=True), "leftover"), FAIL, "still had it"),
     ("held back", trial(hand_over(given=False, given_later=True), "kept-open"), PASS, "only after the process"),
