@@ -179,7 +179,7 @@ async def test_s14_no_pod_starts_after_a_scrub_that_failed(node):
 
 async def test_s20_a_gpu_held_by_a_hidden_process_goes_nowhere(build):
     """The last tenant may have left it open in a socket: the driver lists a user, a search of /proc finds nobody."""
-    node = await build(1, brisk("budgets: {allocate: 500ms}"))
+    node = await build(1, brisk("budgets: {allocate: 4s}"))
     [uuid] = node.stage.uuids
     chip = layout.find(node.stage.simulated, uuid).chip
     hidden = await node.program(sys.executable, "-c", IN_TRANSIT, chip)
