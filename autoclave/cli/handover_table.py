@@ -65,7 +65,8 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
 
 async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
     rows = {row.seq: row for row in await history(gpu, since=since, limit=EVERY, kinds=KINDS)}
-    for device in {row.device for row in rows.values()}:
+    others = [gpu] if gpu else {*models, *(row.device for row in rows.values())}
+    for device in others if since else ():
         rows |= {row.seq: row for row in await history(device, until=since, limit=EARLIER, kinds=KINDS)}
     events = (
         LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, ledger_rows.decode(row.kind, row.body))
@@ -80,6 +81,12 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
         human.warn(f"the ledger has no events from before {human.local(kept)}")
     for name in set_aside:
         human.warn(f"earlier hand-overs may be in {name}, a damaged ledger: `autoclave ledger export` prints its rows")
+
+
+def warn_of_earlier(listed: Rows, since: float) -> None:
+    """Say that the list is not whole, to somebody who has not chosen ``since``."""
+    if any(row.began < since for row, *_ in listed):
+        human.warn(f"earlier hand-overs are not shown: only those since {human.local(since)}; --since shows more")
 
 
 def show(listed: Rows, node: str, output: str, *, since: float, until: float, host: str) -> None:

@@ -24,7 +24,7 @@ def receipt() -> None:
 @receipt.command("list", context_settings=ENVIRONMENT)
 @options.one_or_every_gpu
 @click.option(
-    "--since", type=Parsed("time", human.since), default="30d",
+    "--since", type=Parsed("time", human.since), show_default="30d; with --file, all",
     help="Hand-overs that began since then: 30d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )  # fmt: skip
 @click.option(
@@ -40,8 +40,9 @@ def receipt() -> None:
 @options.run_dir
 @options.state_dir
 def listing(  # noqa: PLR0913, PLR0917 - its flags
-    gpu: str, since: float, until: float, file: Path | None, node_name: str, output: str, run_dir: Path, state_dir: Path
-) -> None:
+    gpu: str, since: float | None, until: float, file: Path | None, node_name: str, output: str, run_dir: Path,
+    state_dir: Path,
+) -> None:  # fmt: skip
     """List the hand-overs of GPUs: who had which GPU when, what was proven before, and which wipe followed.
 
     One line for each hand-over, oldest first. The tenant is the pod, by its UID if its name was never known, or the job
@@ -52,9 +53,12 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
     """
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
-    rows = handovers.read(file, run_dir, state_dir, gpu, since)
+    first = since if since is not None else 0.0 if file else human.since("30d")
+    rows = handovers.read(file, run_dir, state_dir, gpu, first)
     host = "" if file else platform.node()  # a copy may be of any node
-    handovers.show(rows, node_name, output, since=since, until=until, host=host)
+    handovers.show(rows, node_name, output, since=first, until=until, host=host)
+    if since is None:
+        handovers.warn_of_earlier(rows, first)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str:

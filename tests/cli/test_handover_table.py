@@ -1,0 +1,68 @@
+"""``autoclave receipt list`` of a ledger's file: which hand-overs are in the list, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
+from scrubber.ledger import opening
+from tests.core import lives
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped."""
+
+    def write(*tenancies):
+        store, _ = opening.open_or_set_aside(tmp_path / "ledger.db", lives.NOW)
+        record = None
+
+        def add(days: float, event: ev.Event) -> None:
+            nonlocal record
+            record = lives.live(record, event)
+            store.append([LedgerEntry(0, lives.DEVICE.uuid, Moment(time.time() - days * DAY, 0.0), "op", event)])
+
+        def scrub(days: float, job: Job) -> None:
+            add(days, ev.ScrubStarted(job))
+            add(days, lives.passed(record))
+
+        add(365, ev.Discovered(lives.DEVICE, lives.HERE))
+        scrub(365, lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
+        for number, (tenant, began, ended, wiped) in enumerate(tenancies):
+            grant = replace(lives.grant(record), owner=tenant, announced=False, until_release=True)
+            add(began, ev.Granted(grant))
+            add(began, ev.PutInUse(Owner(tenant, lives.NOW)))
+            if ended is not None:
+                add(ended, ev.Released("its job has ended"))
+            if wiped is not None:
+                scrub(wiped, lives.job(name=f"job-{number + 2}"))
+        store.close()
+        return tmp_path / "ledger.db"
+
+    return write
+
+
+def tenants(run) -> list[str]:
+    assert run.exit_code == 0, run.output
+    return [json.loads(line)["tenant"] for line in run.stdout.splitlines()]
+
+
+def test_a_copy_is_listed_whole_and_a_live_list_says_what_is_missing(autoclave, ledger, tmp_path):
+    file = ledger(("old", 100, 99, 98), ("new", 3, 2, 1))
+    listed = ("--service-wait", "0s", "receipt", "list", "-o", "jsonl")
+    copy = autoclave(*listed, "--file", file)
+    assert (tenants(copy), copy.stderr) == (["old", "new"], "")
+    live = (*listed, "--run-dir", tmp_path, "--state-dir", tmp_path)
+    month = autoclave(*live)
+    assert tenants(month) == ["new"]
+    assert "earlier hand-overs are not shown: only those since 2" in month.stderr
+    for chosen in (autoclave(*live, "--since", "30d"), autoclave(*listed, "--file", file, "--since", "30d")):
+        assert (tenants(chosen), "not shown" in chosen.stderr) == (["new"], False)
