@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,30 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
 
 
 async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
+    """The tenancies since then, and of each GPU one from before, if there is one: so each row has its true beginning."""
     rows = {row.seq: row for row in await history(gpu, since=since, limit=EVERY, kinds=KINDS)}
+
+    async def with_earlier(devices: Iterable[str], limit: int) -> list[TenancyRow]:
+        for device in devices:
+            rows.update({row.seq: row for row in await history(device, until=since, limit=limit, kinds=KINDS)})
+        events = (
+            LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, ledger_rows.decode(row.kind, row.body))
+            for seq, row in sorted(rows.items())
+        )
+        return tenancies.tenancies(events)
+
     others = [gpu] if gpu else {*models, *(row.device for row in rows.values())}
-    for device in others if since else ():
-        rows |= {row.seq: row for row in await history(device, until=since, limit=EARLIER, kinds=KINDS)}
-    events = (
-        LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, ledger_rows.decode(row.kind, row.body))
-        for seq, row in sorted(rows.items())
-    )
+    found = await with_earlier(others if since else (), EARLIER)
+    cut_off = {row.device for row in rows.values()} - {row.device for row in found if not _lasted(row, since)}
+    if since and cut_off:
+        found = await with_earlier(cut_off, EVERY)
     places = {row.device: row for row in rows.values()}
-    return [(row, places[row.device], models.get(row.device, "")) for row in tenancies.tenancies(events)]
+    return [(row, places[row.device], models.get(row.device, "")) for row in found]
+
+
+def _lasted(row: TenancyRow, since: float) -> bool:
+    """Whether the tenancy went on, or waited for its wipe, at that time or later."""
+    return row.ended is None or row.wipe is None or row.wipe.finished.wall >= since
 
 
 def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
@@ -85,16 +99,17 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
 
 def warn_of_earlier(listed: Rows, since: float) -> None:
     """Say that the list is not whole, to somebody who has not chosen ``since``."""
-    if any(row.began < since for row, *_ in listed):
+    if not all(_lasted(row, since) for row, *_ in listed):
         human.warn(f"earlier hand-overs are not shown: only those since {human.local(since)}; --since shows more")
 
 
 def show(listed: Rows, node: str, output: str, *, since: float, until: float, host: str) -> None:
-    """Print the hand-overs that began in this time. ``until`` 0: until now.
+    """Print the hand-overs of this time: those that began before its end, and were not wiped before its beginning.
 
-    ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these do not say it.
+    ``until`` 0: until now. ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these
+    do not say it.
     """
-    rows = [row for row in listed if since <= row[0].began <= (until or row[0].began)]
+    rows = [row for row in listed if _lasted(row[0], since) and row[0].began <= (until or row[0].began)]
     if output == "table":
         document.show_table(TABLE, [_cells(row, place.name) for row, place, _ in rows])
         return

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoclave.cli import handover_table
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
@@ -15,6 +16,10 @@ from scrubber.ledger import opening
 from tests.core import lives
 
 DAY = 86_400.0
+
+
+def ago(days: float) -> Moment:
+    return Moment(time.time() - days * DAY, 0.0)
 
 
 @pytest.fixture
@@ -28,11 +33,11 @@ def ledger(tmp_path):
         def add(days: float, event: ev.Event) -> None:
             nonlocal record
             record = lives.live(record, event)
-            store.append([LedgerEntry(0, lives.DEVICE.uuid, Moment(time.time() - days * DAY, 0.0), "op", event)])
+            store.append([LedgerEntry(0, lives.DEVICE.uuid, ago(days), "op", event)])
 
         def scrub(days: float, job: Job) -> None:
             add(days, ev.ScrubStarted(job))
-            add(days, lives.passed(record))
+            add(days, lives.passed(record, ago(days)))
 
         add(365, ev.Discovered(lives.DEVICE, lives.HERE))
         scrub(365, lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
@@ -66,3 +71,28 @@ def test_a_copy_is_listed_whole_and_a_live_list_says_what_is_missing(autoclave, 
     assert "earlier hand-overs are not shown: only those since 2" in month.stderr
     for chosen in (autoclave(*live, "--since", "30d"), autoclave(*listed, "--file", file, "--since", "30d")):
         assert (tenants(chosen), "not shown" in chosen.stderr) == (["new"], False)
+
+
+@pytest.mark.parametrize(
+    ("story", "listed"),
+    lives.rows(
+        ("it went on before and after", ("long", 90, 10, 9), ["long"]),
+        ("it goes on, and nothing has happened since", ("job", 90, None, None), ["job"]),
+        ("it was wiped later", ("sick", 90, 31, 1), ["sick"]),
+        ("it is not wiped yet", ("lost", 90, 80, None), ["lost"]),
+        ("it was over", ("old", 90, 80, 79), []),
+        ("it began later", ("new", 3, 2, 1), ["new"]),
+    ),
+)
+def test_a_list_since_a_time_has_what_was_not_over(autoclave, ledger, story, listed):
+    run = autoclave(
+        "receipt", "list", "-o", "jsonl", "--since", "30d", "--file", ledger(("first", 300, 299, 298), story)
+    )
+    assert tenants(run) == listed
+
+
+def test_a_long_handover_keeps_its_beginning(autoclave, ledger, monkeypatch):
+    """However many rows of open attempts and restarts it has before the time that is asked for."""
+    monkeypatch.setattr(handover_table, "EARLIER", 1)
+    run = autoclave("receipt", "list", "-o", "jsonl", "--since", "30d", "--file", ledger(("long", 90, 10, 9)))
+    assert tenants(run) == ["long"]

@@ -25,7 +25,7 @@ def receipt() -> None:
 @options.one_or_every_gpu
 @click.option(
     "--since", type=Parsed("time", human.since), show_default="30d; with --file, all",
-    help="Hand-overs that began since then: 30d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
+    help="Hand-overs that went on or were wiped since then: 30d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )  # fmt: skip
 @click.option(
     "--until", type=Parsed("time", human.since), default=0.0, show_default=False,
@@ -45,9 +45,11 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
 ) -> None:  # fmt: skip
     """List the hand-overs of GPUs: who had which GPU when, what was proven before, and which wipe followed.
 
-    One line for each hand-over, oldest first. The tenant is the pod, by its UID if its name was never known, or the job
-    or claim that the GPU was acquired for. The table shows local time; the other formats show UTC and more columns.
-    `unsigned`: the receipt is not signed; `unknown`: its row is no longer in the ledger.
+    One line for each hand-over, oldest first. A hand-over is in the list if it began before --until, and was not yet
+    wiped at --since: regular lists leave none out, and repeat those that went on. The tenant is the pod, by
+    its UID if its name was never known, or the job or claim that the GPU was acquired for. The table shows local time;
+    the other formats show UTC and more columns. `unsigned`: the receipt is not signed; `unknown`: its row is no longer
+    in the ledger.
 
     The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
