@@ -64,7 +64,7 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
 
 
 async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
-    """The tenancies since then, and of each GPU one from before, if there is one: so each row has its true beginning."""
+    """The tenancies since then, and of each GPU one from before, if there is one: so each has its true beginning."""
     rows = {row.seq: row for row in await history(gpu, since=since, limit=EVERY, kinds=KINDS)}
 
     async def with_earlier(devices: Iterable[str], limit: int) -> list[TenancyRow]:

@@ -167,13 +167,12 @@ def tree_of(connection: sqlite3.Connection) -> Frontier:
     return tree.frontier(connection, size)
 
 
-def last_note(connection: sqlite3.Connection, kind: str) -> str | None:
-    """The body of the newest note of this kind."""
+def notes(connection: sqlite3.Connection, kind: str) -> Iterator[str]:
+    """The bodies of the notes of this kind, newest first."""
     for table in ("entries", "evidence"):  # all evidence is older than all other rows
-        newest = f"SELECT body FROM {table} WHERE kind = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - our own words
-        if (columns := connection.execute(newest, (kind,)).fetchone()) is not None:
-            return _text(columns[0], None)
-    return None
+        newest = f"SELECT body FROM {table} WHERE kind = ? ORDER BY seq DESC"  # noqa: S608 - our own words
+        for (body,) in connection.execute(newest, (kind,)):
+            yield _text(body, None)
 
 
 def snapshot_of(connection: sqlite3.Connection) -> ledger_rows.Snapshot | None:

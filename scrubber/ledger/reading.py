@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.ledger_rows import CorruptLedgerError
 from scrubber.ledger.sqlite_errors import translated
+from scrubber.receipts import dsse
+from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.merkle import Head, Inclusion
-from scrubber.receipts.note import Checkpoint
+from scrubber.receipts.note import Checkpoint, log_name
 
 LOST = "keep these files: the next start of the service sets them aside, and then knows no quarantine and no owner"
 
@@ -47,7 +49,7 @@ class LedgerFile:
     def signed_by(self) -> str:
         """The id of the key that signs its receipts, as its newest note says; empty without a note."""
         with consistent_view(LedgerPaths(self.path)) as connection:
-            note = database.last_note(connection, ledger_rows.KEY)
+            note = next(database.notes(connection, ledger_rows.KEY), None)
             return str(json.loads(note)["key"]) if note is not None else ""
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
@@ -161,15 +163,19 @@ class Audit:
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
     vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
+    node: str = ""  # the origin of its checkpoints, as its newest receipt names it; empty: it does not say so
+    compared: tuple[str, ...] = ()  # the origins of the checkpoints that were compared
+    left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
 
 
 def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
     """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.
 
     ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
+    Those of other nodes are left out.
     """
-    paths = LedgerPaths(path)
-    count, last, head, broken, vouched = 0, 0, None, None, 0
+    paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
+    count, last, head, broken, vouched, node, ours = 0, 0, None, None, 0, "", set[str]()
     try:
         noted = noted_head(paths)
         with consistent_view(paths) as connection:
@@ -182,14 +188,51 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
                 ledger_rows.decode_records(snapshot.records)
                 _check_evidence(connection, snapshot)
                 tree.check_folded(connection, snapshot)
-            for checkpoint in sorted(checkpoints, key=lambda each: each.size):
-                _check_against(connection, last, vouched, checkpoint)
-                vouched = checkpoint.size
+            node = _node(connection)
+            ours = _ours(connection, last, held, node)
+            for checkpoint in held:
+                if checkpoint.origin in ours:
+                    _check_against(connection, last, vouched, checkpoint)
+                    vouched = checkpoint.size
             database.check_format(connection, path)
             head = Head.of(database.tree_of(connection))
     except CorruptLedgerError as error:
         broken = Broken(error.seq, joined(error.unreadable or error.message, *error.remedies))
-    return Audit(count, last, head, broken, paths.set_aside(), vouched)
+    others = {checkpoint.origin for checkpoint in held} - ours if head else ()
+    names = tuple(sorted(ours)), tuple(sorted(others))
+    return Audit(count, last, head, broken, paths.set_aside(), vouched, node, *names)
+
+
+def _node(connection: sqlite3.Connection) -> str:
+    """The origin of the node that the newest receipt names; empty without such a name."""
+    for newest in entry_queries.newest_entries(
+        connection, None, None, 1, Window(kinds=frozenset({ledger_rows.PROVEN}))
+    ):
+        with suppress(
+            ReceiptError, ValueError, LookupError, TypeError, RecursionError
+        ):  # not signed, without a name, or planted
+            envelope = newest.event.receipt.envelope  # type: ignore[union-attr] # its kind
+            return log_name(json.loads(dsse.parsed(envelope).payload)["predicate"]["node"])
+    return ""
+
+
+def _ours(connection: sqlite3.Connection, last: int, held: Sequence[Checkpoint], node: str) -> set[str]:
+    """The origins of this ledger: its receipt names it, or of a checkpoint, the ledger names the key or has the root.
+
+    If the ledger names neither a node nor a key, all: it cannot disown a checkpoint.
+    """
+    keys = set[object]()
+    for body in database.notes(connection, ledger_rows.KEY):
+        with suppress(ValueError, LookupError, TypeError, RecursionError):  # planted
+            keys.add(json.loads(body)["public_key"])
+    return {
+        each.origin
+        for each in held
+        if each.origin == node
+        or not (node or keys)
+        or any(key.hex() in keys for key in each.signed_by)
+        or (0 < each.size <= last and tree.frontier(connection, each.size).root == each.root)
+    }
 
 
 def _check_against(connection: sqlite3.Connection, last: int, vouched: int, checkpoint: Checkpoint) -> None:

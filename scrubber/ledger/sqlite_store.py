@@ -97,7 +97,7 @@ class SqliteStore:
     def last_note(self, kind: str) -> str | None:
         """The body of the newest note of this kind."""
         with translated("read the ledger", self._paths.database), self._read_only() as connection:
-            return database.last_note(connection, kind)
+            return next(database.notes(connection, kind), None)
 
     def prove(self, seq: int) -> tuple[Inclusion, str]:
         """That an acknowledged row is in the tree over all rows so far; and the row's hash."""

@@ -13,7 +13,7 @@ import binascii
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ground.quantities import quantity
 from scrubber.receipts import key
@@ -34,11 +34,20 @@ class Checkpoint:
     origin: str
     size: int
     root: bytes
+    signed_by: tuple[bytes, ...] = field(default=(), compare=False)  # those of the given keys that have signed it
 
     @property
     def body(self) -> str:
         """The text that is signed."""
         return f"{self.origin}\n{self.size}\n{_base64(self.root)}\n"
+
+
+class NotSignedError(ReceiptError):
+    """None of the given keys has signed a checkpoint, which says that it is of ``origin``."""
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"the checkpoint of {origin} is not signed by the key")
+        self.origin = origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +104,10 @@ def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
             signed.setdefault(signature[:4], signature[4:])
     ours = {by: signed[each] for by in keys if (each := key.note_id(checkpoint.origin, by)) in signed}
     if not ours:
-        raise ReceiptError(f"the checkpoint of {checkpoint.origin} is not signed by the key")
+        raise NotSignedError(checkpoint.origin)
     if not all(key.verify(by, signature, body.encode()) for by, signature in ours.items()):
         raise ReceiptError(f"the checkpoint of {checkpoint.origin} has a wrong signature")
-    return checkpoint
+    return replace(checkpoint, signed_by=tuple(ours))
 
 
 def parse_proof(text: str) -> LogProof:

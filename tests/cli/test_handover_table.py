@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,13 +27,14 @@ def ago(days: float) -> Moment:
 def ledger(tmp_path):
     """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped."""
 
-    def write(*tenancies):
-        store, _ = opening.open_or_set_aside(tmp_path / "ledger.db", lives.NOW)
-        record = None
+    def write(*tenancies: tuple[str, float, float | None, float | None]) -> Path:
+        path: Path = tmp_path / "ledger.db"
+        store, _ = opening.open_or_set_aside(path, lives.NOW)
+        record = lives.UNKNOWN
 
         def add(days: float, event: ev.Event) -> None:
             nonlocal record
-            record = lives.live(record, event)
+            record = lives.live(None if isinstance(event, ev.Discovered) else record, event)
             store.append([LedgerEntry(0, lives.DEVICE.uuid, ago(days), "op", event)])
 
         def scrub(days: float, job: Job) -> None:
@@ -50,7 +52,7 @@ def ledger(tmp_path):
             if wiped is not None:
                 scrub(wiped, lives.job(name=f"job-{number + 2}"))
         store.close()
-        return tmp_path / "ledger.db"
+        return path
 
     return write
 

@@ -48,7 +48,7 @@ def test_each_older_ledger_is_taken_over(path):
     assert reading.read(path).records == records
     with closing(database.connect(path)) as connection:
         assert database.version(connection) == database.VERSION
-        note = json.loads(database.last_note(connection, ledger_rows.TAKEN_OVER) or "")
+        note = json.loads(next(database.notes(connection, ledger_rows.TAKEN_OVER)))
         evidence = ledger_rows.evidence(database.rows(connection))
     assert note["to"] == database.VERSION
     assert {it.kind for it in evidence}.isdisjoint({"step-started", "step-finished"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, options
 from autoclave.cli.output import document, human
 from ground import paths
 from ground.errors import FatalError
@@ -15,9 +15,10 @@ from ground.quantities import quantity
 from scrubber.ledger import reading
 from scrubber.receipts import key, note
 from scrubber.receipts.key import ReceiptError
-from scrubber.receipts.note import Checkpoint
+from scrubber.receipts.note import Checkpoint, NotSignedError
 
 READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+BOTH_KEYS = "if the node has changed its key (`autoclave receipt key --rotate`), give both with --key"
 file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 
 
@@ -45,24 +46,32 @@ def verify(
     """Check that no row was changed, lost or moved.
 
     FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Checkpoints
-    that were kept elsewhere also show that rows were cut off, or that an older copy was put back. Exit code 1, with the
-    first wrong row, when the check fails.
+    that were kept elsewhere also show that rows were cut off, or that an older copy was put back; those of other nodes
+    are left out. Exit code 1, with the first wrong row, when the check fails; 2 when no checkpoint is of this node, or
+    one is by a key that was not given.
     """
     path = file or paths.ledger(state_dir)
-    result = reading.verify(path, _opened(checkpoints, keys, state_dir))
+    held, unsigned = _opened(checkpoints, keys, state_dir)
+    result = reading.verify(path, held)
+    if result.broken is None and (why := _not_compared(result, held, unsigned)):
+        raise FatalError(f"cannot compare {path} with the checkpoints: {why[0]}", why[1])
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
         human.say(f"{path} is intact: {_rows(result)}")
         if checkpoints and result.rows:
             human.say(f"the checkpoints vouch for the rows up to {result.vouched}, and for none after it")
+    if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
+        human.warn(f"the checkpoints of other nodes are left out: {', '.join(others)}")
+    if keys and not checkpoints:
+        human.warn("--key was not used: only with --checkpoint is it found that an older copy was put back")
     for name in result.set_aside:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if result.broken is None:
-        return 0
+        return DONE
     intact = f"; before it, {_rows(result, ' intact')}" if result.rows else ""
     human.warn(f"cannot trust the ledger {path}: {result.broken.why}{intact}")
-    return 1
+    return NOT_CLEAN
 
 
 @ledger.command(context_settings=ENVIRONMENT)
@@ -77,17 +86,35 @@ def export(file: Path | None, state_dir: Path) -> None:
         document.emit_line(row)
 
 
-def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) -> list[Checkpoint]:
-    """The checkpoints in these files; FatalError for one that none of the keys has signed."""
+def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) -> tuple[list[Checkpoint], set[str]]:
+    """The checkpoints in these files, and the origins of those that none of the keys has signed."""
+    held, unsigned = list[Checkpoint](), dict[str, NotSignedError]()
     if not files:
-        return []
+        return held, set()
     if not keys and not paths.receipt_key(state_dir).exists():
         raise FatalError(f"cannot check the checkpoints: {state_dir} has no key", "name the key of the node with --key")
     try:
         public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
-        return [note.opened(one, public) for each in files for one in note.notes_in(each.read_text())]
+        for one in (one for each in files for one in note.notes_in(each.read_text())):
+            try:
+                held.append(note.opened(one, public))
+            except NotSignedError as error:
+                unsigned[error.origin] = error
+        if not held:
+            raise ReceiptError(next(iter(unsigned.values())).message, BOTH_KEYS)
     except ReceiptError as error:
         raise FatalError(f"cannot use the checkpoints: {error.message}", *error.remedies) from error
+    return held, set(unsigned)
+
+
+def _not_compared(result: reading.Audit, held: list[Checkpoint], unsigned: set[str]) -> tuple[str, str] | None:
+    """Why the checkpoints do not tell whether the ledger is whole, and what to do; None: they do."""
+    if held and not result.compared:
+        of = f", and the ledger is of {result.node}" if result.node else ", and none fits the ledger"
+        return f"they are of {', '.join(result.left_out)}{of}", "give the checkpoints and the key of its node"
+    if cut := sorted(unsigned & {*result.compared, result.node}):
+        return f"the key has not signed each of those of {', '.join(cut)}", BOTH_KEYS
+    return None
 
 
 def _rows(result: reading.Audit, intact: str = "") -> str:
