@@ -56,7 +56,7 @@ def decode(text: str, length: int = 0) -> bytes:
 
 def read_key(text: str) -> bytes:
     """A public key from a PEM, from base64, or from a key of signed notes (NAME+ID+BASE64)."""
-    text = text.strip()
+    demand((text := text.strip())[:1] != "{", "key", "a site signed it: use `autoclave receipt verify --site-key`")
     if found := re.fullmatch(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", text):
         pem = decode("".join(found[1].split()), 44)
         demand(pem.startswith(bytes.fromhex("302a300506032b6570032100")), "key", "it is not an Ed25519 public key")
@@ -77,40 +77,41 @@ def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
     return False
 
 
-def open_envelope(text: bytes, key: bytes, word: str) -> Any:  # noqa: ANN401 - JSON
-    """The statement in an envelope (DSSE). It is parsed only after its signature was verified."""
+def open_envelope(text: bytes, keys: list[bytes], word: str) -> tuple[Any, bytes]:
+    """The statement in an envelope (DSSE), and who signed it. It is parsed only after its signature was verified."""
     envelope = json.loads(text.decode())
     kind, encoded = envelope["payloadType"], [envelope["payload"], *(each["sig"] for each in envelope["signatures"])]
     payload, *signatures = (decode(each.translate({45: "+", 95: "/"})) for each in encoded)  # of either alphabet
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
-    demand(any(signed_by(key, s, message) for s in signatures), "signature", "wrong key, or the content was altered")
+    by = [key for key in keys if any(signed_by(key, s, message) for s in signatures)]
+    demand(bool(by), "signature", "wrong key, or the content was altered")
     statement = json.loads(payload)
     types = (*TYPES[:2], TYPES[2].format(word))
     demand((kind, statement["_type"], statement["predicateType"]) == types, "type", f"it is not a {word} of version 1")
-    return statement
+    return statement, by[0]
 
 
-def open_checkpoint(note: str, key: bytes) -> tuple[str, int, bytes]:
+def open_checkpoint(note: str, keys: list[bytes]) -> tuple[str, int, bytes]:
     """Origin, size and root of a log, from a signed note."""
     body, _, signatures = note.rstrip("\n").rpartition("\n\n")  # as in an envelope, jq -r adds an end of line
     lines, signed = body.split("\n"), [SIGNATURE.fullmatch(line) for line in signatures.split("\n")]
     demand(bool(lines[2:] and all(signed) and NUMBER.fullmatch(lines[1])), "checkpoint", "it is not signed")
-    own = hashlib.sha256(lines[0].encode() + b"\n\x01" + key).digest()[:4]  # the id of the key in signed notes
-    ours = [raw[4:] for each in signed if each and each[1] == lines[0] and (raw := decode(each[2]))[:4] == own]
-    demand(bool(ours), "checkpoint", f"the key did not sign the checkpoint of {lines[0]}")
-    demand(signed_by(key, ours[0], f"{body}\n".encode()), "checkpoint", "its signature is wrong")
+    ids = {hashlib.sha256(lines[0].encode() + b"\n\x01" + key).digest()[:4]: key for key in keys}  # in signed notes
+    made = [decode(each[2]) for each in reversed(signed) if each and each[1] == lines[0]]
+    ours = {ids[raw[:4]]: raw[4:] for raw in made if raw[:4] in ids}  # of each key the first signature
+    demand(bool(ours), "checkpoint", f"no given key signed the checkpoint of {lines[0]}")
+    demand(all(signed_by(key, ours[key], f"{body}\n".encode()) for key in ours), "checkpoint", "its signature is wrong")
     return lines[0], int(lines[1]), decode(lines[2], 32)
 
 
-def held(text: str, origin: str, key: bytes) -> list[tuple[str, int, bytes]]:
+def held(text: str, origin: str, keys: list[bytes]) -> list[tuple[str, int, bytes]]:
     """The checkpoints of this log in a file: one as it is, or those in lines of services' logs, others' among them."""
     lines, found = [line[line.index("{") :] for line in text.split("\n") if "{" in line], []
     for line in lines or [text]:
         with suppress(*[AttributeError, LookupError, RecursionError, TypeError, ValueError] * (len(lines) > 1)):
-            found.append(open_checkpoint(json.loads(line)["checkpoint"] if lines else text, key))
-    found = [each for each in found if each[0] == origin]
-    demand(bool(found), "checkpoint", f"yours has none of {origin} by this key")
-    return found
+            found.append(open_checkpoint(json.loads(line)["checkpoint"] if lines else text, keys))
+    demand(any(each[0] == origin for each in found), "checkpoint", f"yours has none of {origin} by a given key")
+    return [each for each in found if each[0] == origin]
 
 
 def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
@@ -125,17 +126,17 @@ def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
     return node
 
 
-def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) -> str:
+def check_log(proof: str, envelope: bytes, keys: list[bytes], checkpoint: Path | None) -> str:
     """That the log of the node contains the receipt, and that checkpoints from elsewhere agree."""
     head, _, note = proof.partition("\n\n")
     form = re.fullmatch(r"c2sp[.]org/tlog-proof@v1\nextra (.*)\nindex (.*)((?:\n.*)*)", head)
     demand(form is not None and bool(NUMBER.fullmatch(form[2])), "proof", "it is no tlog-proof of a receipt")
     row, place, hashes = decode(form[1], 64), int(form[2]), [decode(line, 32) for line in form[3].split("\n")[1:]]
     leaf = hashlib.sha256(b"\x00" + row + b"\n" + hashlib.sha256(envelope).hexdigest().encode()).digest()
-    origin, size, root = open_checkpoint(note, key)
+    origin, size, root = open_checkpoint(note, keys)
     demand(place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
     demand(root_of(place, size, leaf, hashes) == root, "proof", "it does not lead to the checkpoint")
-    others = held(content(checkpoint, OTHER).decode(errors="replace"), origin, key) if checkpoint else []
+    others = held(content(checkpoint, OTHER).decode(errors="replace"), origin, keys) if checkpoint else []
     demand(all(s != size or r == root for _, s, r in others), "checkpoint", "yours has another root: two histories")
     demand(max((each[1] for each in others), default=size) > place, "checkpoint", "yours is older than the receipt")
     says = "is the same" if (origin, size, root) in others else "has another size; `autoclave ledger verify` compares"
@@ -148,15 +149,15 @@ def verify(given: argparse.Namespace) -> list[str]:
     envelope_name, proof_name = ENVELOPE.format(word), PROOF.format(word)
     alone, place = given.path.is_file(), given.path.absolute()  # a link has its own name
     file, folder = (place, place.parent) if alone else (place / envelope_name, place)
-    key = read_key(content(given.key, OTHER).decode(errors="replace"))
+    keys = [read_key(content(each, OTHER).decode(errors="replace")) for each in given.key]
     demand(given.path.exists(), "path", f"there is no {given.path}")
     given.field = envelope_name
-    statement = open_envelope(text := content(file, RECEIPT).rstrip(b"\n"), key, word)
+    statement, key = open_envelope(text := content(file, RECEIPT).rstrip(b"\n"), keys, word)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
     demand(given.boot in (None, boot), "boot", f"the receipt is of boot {boot}, not of {given.boot}")
-    called = folder.name if not alone or re.fullmatch("[0-9a-f]{24}", folder.name) else None
-    handover = called if given.handover is None else given.handover
+    named = given.handover is None and (not alone or re.fullmatch("[0-9a-f]{24}", folder.name))
+    handover = folder.name if named else given.handover
     digest = hashlib.sha256(f"{device}\n{boot}\n{handover}\n".encode()).hexdigest()
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
     right = handover is None or subjects == [digest]
@@ -164,7 +165,7 @@ def verify(given: argparse.Namespace) -> list[str]:
     row = f"without {proof_name}: the log is not checked"
     if not alone or given.checkpoint or (folder / proof_name).exists():
         given.field, proof = proof_name, content(folder / proof_name, RECEIPT)
-        row = check_log(proof.decode(), text, key, given.checkpoint)
+        row = check_log(proof.decode(), text, keys, given.checkpoint)
     said, own = statement["predicate"], f"by the clock of node {statement['predicate'].get('node', '')}"
     checked = [
         f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover or '(not given)'}, {row}",
@@ -194,12 +195,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Verify, and print what was found or what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--key", type=Path, required=True, help="the node's public key")
+    parser.add_argument("--key", type=Path, required=True, action="append", help="a public key of the node; repeatable")
     [parser.add_argument(flag) for flag in ("--gpu", "--boot", "--handover")]
     parser.add_argument("--checkpoint", type=Path, help="a signed checkpoint of the node from elsewhere")
     parser.add_argument("--closing", action="store_true", help="PATH is a closing receipt")
-    parser.set_defaults(field="key")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(arguments, argparse.Namespace(field="key"))
     try:
         print(*map(plain, lines := verify(given)), sep="\n")
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:

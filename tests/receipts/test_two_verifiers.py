@@ -25,7 +25,7 @@ from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from tests.receipts.vectors import FOLDER, HANDOVER, NODE, OLDER, ORIGIN, OTHER, receipts_script
 
-KEY, CHECKPOINT = "key", "checkpoint"
+KEY, SECOND, CHECKPOINT = "key", "second", "checkpoint"
 RIGHT = {name: (FOLDER / "right" / name).read_text() for name in (ENVELOPE, PROOF)}
 SAME = (FOLDER / "same-checkpoint" / "checkpoint").read_text()
 HELD = [path.read_text() for path in sorted(FOLDER.glob("*/checkpoint"))]
@@ -48,7 +48,7 @@ class Verifiers:
         (folder / HANDOVER).mkdir()
 
     def path(self, name: str) -> Path:
-        return self.folder / name if name in (KEY, CHECKPOINT) else self.folder / HANDOVER / name
+        return self.folder / name if name in (KEY, SECOND, CHECKPOINT) else self.folder / HANDOVER / name
 
     def verdicts(self, files: dict[str, bytes]) -> tuple[bool, bool]:
         """Whether the command and the script accept. Anything but a yes, or a refusal in words, is an error here."""
@@ -58,11 +58,12 @@ class Verifiers:
 
     def both(self, folder: Path, *, held: bool = False, kind: Kind = RECEIPTS) -> tuple[bool, bool]:
         given = (self.path(CHECKPOINT),) if held else ()
+        keys = tuple(path for path in map(self.path, (KEY, SECOND)) if path.exists())
         try:
-            done = verified_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text", kind) == DONE
+            done = verified_receipts.verify(folder, (keys, (), given), ("", "", ""), "text", kind) == DONE
         except FatalError:
             done = False
-        flags = [str(folder), f"--key={self.path(KEY)}", *(f"--checkpoint={each}" for each in given)]
+        flags = [str(folder), *(f"--key={each}" for each in keys), *(f"--checkpoint={each}" for each in given)]
         flags += ["--closing"] if kind is CLOSINGS else []
         return done, self.refusal(flags) is None
 
@@ -182,6 +183,9 @@ def test_both_verifiers_give_the_same_verdict(verifiers: Verifiers, part: str) -
         texts = RIGHT | {KEY: dice.choice(KEYS[:3])}
         if part == KEY:
             texts[KEY] = dice.choice(KEYS)
+        verifiers.path(SECOND).unlink(missing_ok=True)
+        if dice.random() < 0.3:
+            texts[SECOND] = dice.choice((KEYS[0], KEYS[4]))
         if part == CHECKPOINT:
             texts[CHECKPOINT] = dice.choice(HELD)
         for _ in range(dice.randint(0 if part == KEY else 1, 2)):

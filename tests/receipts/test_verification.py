@@ -43,7 +43,7 @@ def test_the_committed_vectors_are_those_that_are_made():
 def ours(case):
     """What our verifier says of a case."""
     texts, expected = files(case), Expected(case["gpu"], case["boot"], case["handover"])
-    keys = [key.public_key_of((FOLDER / "node.pem").read_text())]
+    keys = [key.public_key_of((FOLDER / name).read_text()) for name in case["keys"]]
     word, kind = ("closing", CLOSING_TYPE) if case["closing"] else ("receipt", PREDICATE_TYPE)
     verification.statement(texts[f"{word}.dsse.json"], keys, expected, kind)
     held = [texts["checkpoint"]] if "checkpoint" in texts else []
@@ -70,9 +70,10 @@ def test_the_script_alone_names_the_wrong_field(case, tmp_path):
     for name, text in files(case).items():
         (tmp_path / name).write_text(text)
     flags = [f"--{name}={case[name]}" for name in ("gpu", "boot", "handover")]
+    flags += [f"--key={(FOLDER / name).with_suffix('.vkey')}" for name in case["keys"]]
     held = [f"--checkpoint={tmp_path / 'checkpoint'}"] if "checkpoint" in case["files"] else []
     held += ["--closing"] if case["closing"] else []
-    command = [sys.executable, "-I", SCRIPT, tmp_path, f"--key={FOLDER / 'node.vkey'}", *flags, *held]
+    command = [sys.executable, "-I", SCRIPT, tmp_path, *flags, *held]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if case["wrong"]:
         assert run.returncode == 1
@@ -123,7 +124,7 @@ def test_an_altered_byte_of_a_proof_is_found_by_both(script):
         with pytest.raises(ReceiptError):
             verification.logged(envelope, altered, [NODE.public_key])
         with pytest.raises((ValueError, LookupError)):
-            script.check_log(altered, envelope.encode(), NODE.public_key, [])
+            script.check_log(altered, envelope.encode(), [NODE.public_key], [])
 
 
 def test_a_receipt_and_its_proof_belong_together():

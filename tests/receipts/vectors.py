@@ -22,7 +22,7 @@ from tests.receipts.signing import WordSigner
 
 FOLDER = Path(__file__).parents[2] / "docs" / "receipts" / "vectors"
 SCRIPT = FOLDER.parent / "verify.py"
-NODE, OTHER, SITE = WordSigner("node"), WordSigner("other"), WordSigner("site")
+NODE, NEXT, OTHER, SITE = WordSigner("node"), WordSigner("next"), WordSigner("other"), WordSigner("site")
 ORIGIN = "autoclave/gpu-1"
 GPU, BOOT = "GPU-8f2c6f3e-1a2b-4c5d-8e9f-0123456789ab", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 HANDOVER, OLDER = "5e1f0a9b8c7d6e5f40312213", "00112233445566778899aabb"
@@ -102,11 +102,12 @@ def cases():
     log, forked, other = Log(envelope), Log(envelope, "other"), dsse.envelope(said, NODE, payload_type="text/plain")
     altered = json.loads(envelope) | {"payload": base64.b64encode(said.replace(b"4096", b"0000")).decode()}
     longer = f"\n{base64.b64encode(bytes(32)).decode()}\n\n"
-    expected = {"gpu": GPU, "boot": BOOT, "handover": HANDOVER}
+    expected = {"keys": ["node.pem"], "gpu": GPU, "boot": BOOT, "handover": HANDOVER}
     stated = closing_of(receipt())
     closing = dsse.envelope(stated, NODE)
     lied = json.loads(closing) | {"payload": base64.b64encode(stated.replace(b'"refused":3', b'"refused":0')).decode()}
     proven = Log(closing).proof()
+    doubly = f"{log.checkpoint()}\u2014 {ORIGIN} {base64.b64encode(key.note_id(ORIGIN, NEXT.public_key) + bytes(64)).decode()}\n"
     return {
         "closing": ({"closing.dsse.json": closing, "closing.tlog-proof": proven}, {}, ""),
         "closing-altered": ({"closing.dsse.json": json.dumps(lied)}, {}, "signature"),
@@ -115,8 +116,12 @@ def cases():
         "receipt-as-closing": ({"closing.dsse.json": envelope}, {}, "type"),
         "shows-a-closing": ({"receipt.dsse.json": closing}, {}, "type"),
         "right": ({}, {}, ""),
+        "after-a-rotation": (
+            {"receipt.tlog-proof": log.proof(log.checkpoint(signer=NEXT))}, {"keys": ["next.pem", "node.pem"]}, ""
+        ),
         "same-checkpoint": ({"checkpoint": log.checkpoint()}, {}, ""),
         "older-checkpoint-with-the-receipt": ({"checkpoint": log.checkpoint(PLACE + 1)}, {}, ""),
+        "one-wrong-signature-of-two": ({"receipt.tlog-proof": log.proof(doubly)}, {"keys": ["next.pem", "node.pem"]}, "checkpoint"),
         "another-gpu": ({}, {"gpu": "GPU-00000000"}, "gpu"),
         "another-boot": ({}, {"boot": "00000000"}, "boot"),
         "an-older-handover": ({}, {"handover": OLDER}, "handover"),
@@ -141,7 +146,9 @@ def made():
     """The content of each file of the folder, by its name."""
     each, right, expected = cases()
     files = {f"right/{name}": text for name, text in right.items()}
-    files |= {"node.pem": key.public_pem(NODE.public_key), "node.vkey": key.vkey(NODE.public_key, ORIGIN) + "\n"}
+    for signer in (NODE, NEXT):
+        files[f"{signer.word}.pem"] = key.public_pem(signer.public_key)
+        files[f"{signer.word}.vkey"] = key.vkey(signer.public_key, ORIGIN) + "\n"
     listed = []
     for name, (changed, also, wrong) in each.items():
         files |= {f"{name}/{file}": text for file, text in changed.items()}
