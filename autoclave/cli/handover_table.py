@@ -21,7 +21,7 @@ from scrubber.core.events import LedgerEntry, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
-from scrubber.receipts import dsse
+from scrubber.receipts import dsse, statement
 
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
 KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
@@ -110,6 +110,11 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float, ho
     do not say it.
     """
     rows = [row for row in listed if _lasted(row[0], since) and row[0].began <= (until or row[0].began)]
+    signed_on = statement.name_of(node)
+    others = {_signed_on(row) for row, *_ in rows} - {"", signed_on}
+    if node and others:
+        names = ", ".join(sorted(others))
+        human.warn(f"receipts of the list are signed for {names}, not for {node} (--node-name): is it of another node?")
     if output == "table":
         document.show_table(TABLE, [_cells(row, place.name) for row, place, _ in rows])
         return

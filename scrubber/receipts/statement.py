@@ -202,6 +202,11 @@ def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
+def name_of(node: str) -> str:
+    """The name of a node in a statement: a long one is cut."""
+    return _words(WORDS[0][0], node)
+
+
 def _words(length: int, text: str) -> str:
     """A text that others have chosen, cut to its place, without characters that JSON writes longer."""
     plain = "".join(letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,3 +99,13 @@ def test_a_long_handover_keeps_its_beginning(autoclave, ledger, monkeypatch):
     monkeypatch.setattr(handover_table, "EARLIER", 1)
     run = autoclave("receipt", "list", "-o", "jsonl", "--since", "30d", "--file", ledger(("long", 90, 10, 9)))
     assert tenants(run) == ["long"]
+
+
+def test_the_name_of_another_node_is_told(autoclave, own_service):
+    own_service.settled(0, "clean")
+    assert autoclave("acquire", 0).exit_code == 0
+    listed = ("receipt", "list", "-o", "csv", "--node-name")
+    assert autoclave(*listed, socket.gethostname()).stderr == ""
+    assert "not for" in autoclave(*listed, f"{socket.gethostname()}1").stderr
+    wrong = autoclave(*listed, "gpu-node-8").stderr
+    assert f"receipts of the list are signed for {socket.gethostname()}, not for gpu-node-8 (--node-name)" in wrong

@@ -107,7 +107,8 @@ def cases():
     closing = dsse.envelope(stated, NODE)
     lied = json.loads(closing) | {"payload": base64.b64encode(stated.replace(b'"refused":3', b'"refused":0')).decode()}
     proven = Log(closing).proof()
-    doubly = f"{log.checkpoint()}\u2014 {ORIGIN} {base64.b64encode(key.note_id(ORIGIN, NEXT.public_key) + bytes(64)).decode()}\n"
+    forged = base64.b64encode(key.note_id(ORIGIN, NEXT.public_key) + bytes(64)).decode()
+    doubly, both = f"{log.checkpoint()}\u2014 {ORIGIN} {forged}\n", {"keys": ["next.pem", "node.pem"]}
     return {
         "closing": ({"closing.dsse.json": closing, "closing.tlog-proof": proven}, {}, ""),
         "closing-altered": ({"closing.dsse.json": json.dumps(lied)}, {}, "signature"),
@@ -117,11 +118,11 @@ def cases():
         "shows-a-closing": ({"receipt.dsse.json": closing}, {}, "type"),
         "right": ({}, {}, ""),
         "after-a-rotation": (
-            {"receipt.tlog-proof": log.proof(log.checkpoint(signer=NEXT))}, {"keys": ["next.pem", "node.pem"]}, ""
+            {"receipt.tlog-proof": log.proof(log.checkpoint(signer=NEXT))}, both, ""
         ),
         "same-checkpoint": ({"checkpoint": log.checkpoint()}, {}, ""),
         "older-checkpoint-with-the-receipt": ({"checkpoint": log.checkpoint(PLACE + 1)}, {}, ""),
-        "one-wrong-signature-of-two": ({"receipt.tlog-proof": log.proof(doubly)}, {"keys": ["next.pem", "node.pem"]}, "checkpoint"),
+        "one-wrong-signature-of-two": ({"receipt.tlog-proof": log.proof(doubly)}, both, "checkpoint"),
         "another-gpu": ({}, {"gpu": "GPU-00000000"}, "gpu"),
         "another-boot": ({}, {"boot": "00000000"}, "boot"),
         "an-older-handover": ({}, {"handover": OLDER}, "handover"),

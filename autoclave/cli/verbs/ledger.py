@@ -88,7 +88,7 @@ def export(file: Path | None, state_dir: Path) -> None:
 
 def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) -> tuple[list[Checkpoint], set[str]]:
     """The checkpoints in these files, and the origins of those that none of the keys has signed."""
-    held, unsigned = list[Checkpoint](), dict[str, NotSignedError]()
+    held, unsigned = list[Checkpoint](), set[str]()
     if not files:
         return held, set()
     if not keys and not paths.receipt_key(state_dir).exists():
@@ -99,12 +99,13 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
             try:
                 held.append(note.opened(one, public))
             except NotSignedError as error:
-                unsigned[error.origin] = error
-        if not held:
-            raise ReceiptError(next(iter(unsigned.values())).message, BOTH_KEYS)
+                unsigned.add(error.origin)
     except ReceiptError as error:
         raise FatalError(f"cannot use the checkpoints: {error.message}", *error.remedies) from error
-    return held, set(unsigned)
+    if not held:
+        of = ", ".join(sorted(unsigned))
+        raise FatalError(f"cannot use the checkpoints: those of {of} are not signed by the key", BOTH_KEYS)
+    return held, unsigned
 
 
 def _not_compared(result: reading.Audit, held: list[Checkpoint], unsigned: set[str]) -> tuple[str, str] | None:
