@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import Parsed
@@ -219,6 +220,14 @@ run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
+
+
+def names_a_copy() -> bool:
+    """Whether the user wants the ledger in --state-dir, and no service: only that flag was typed, and not --run-dir."""
+    source = click.get_current_context().get_parameter_source
+    return source("state_dir") is ParameterSource.COMMANDLINE is not source("run_dir")
+
+
 gpu = click.argument("gpu", shell_complete=complete_gpus, callback=_one_gpu)
 one_or_every_gpu = click.argument("gpu", required=False, default="", shell_complete=complete_gpus, callback=_one_gpu)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus, callback=_each_gpu)

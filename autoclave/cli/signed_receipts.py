@@ -32,14 +32,17 @@ LISTS = "`autoclave receipt list` lists those that the ledger has"
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
-def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int:
-    """Show a signed receipt of this node's ledger, by its id or its GPU; closing receipts also by their pod."""
+def show(name: str, output: str, run_dir: Path | None, ledger: Path, kind: Kind) -> int:
+    """Show a signed receipt of this node's ledger, by its id or its GPU; closing receipts also by their pod.
+
+    Without ``run_dir``, no service is asked: the ledger may be a copy.
+    """
 
     async def ask(admin: admin_client.AdminClient) -> list[Signed]:
         return await _signed(name, partial(admin.history, warn=human.warn), kind)
 
     try:
-        found = service_call.ask(run_dir, ask)
+        found = service_call.ask(run_dir, ask) if run_dir else asyncio.run(_signed(name, Offline(ledger).history, kind))
     except Unreachable as error:
         found = asyncio.run(_signed(name, Offline(ledger, error).history, kind))
     for signed in found:

@@ -101,6 +101,21 @@ def test_a_long_handover_keeps_its_beginning(autoclave, ledger, monkeypatch):
     assert tenants(run) == ["long"]
 
 
+def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):
+    """It is named by --state-dir alone. Beside --run-dir, that flag is for a service that does not answer."""
+    folder = ledger(("of the copy", 3, 2, 1)).parent
+    own_service.settled(0, "clean")
+    [receipt] = {json.loads(autoclave("receipt", "list", "-o", "jsonl", "--state-dir", folder).stdout)["receipt"]}
+    for verb, told in (
+        (("receipt", "list"), "of the copy"),
+        (("history", "--kind", "granted"), " of the copy"),
+        (("receipt", "show", receipt), f"cannot use receipt {receipt}: it is not signed"),
+    ):
+        copy = autoclave(*verb, "--state-dir", folder)
+        live = autoclave(*verb, "--state-dir", folder, "--run-dir", own_service.run_dir)
+        assert [told in run.output for run in (copy, live)] == [True, False], copy.output + live.output
+
+
 def test_the_name_of_another_node_is_told(autoclave, own_service):
     own_service.settled(0, "clean")
     assert autoclave("acquire", 0).exit_code == 0

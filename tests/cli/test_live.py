@@ -373,7 +373,8 @@ def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     up = json.loads(autoclave("history", "-o", "json", **down).stdout)
     own_service.kill()
     state_dir = own_service.root / "state"
-    run = autoclave("history", "-o", "json", "--state-dir", state_dir, **down)
+    at = ("--run-dir", own_service.run_dir, "--state-dir", state_dir)
+    run = autoclave("history", "-o", "json", *at, **down)
     assert json.loads(run.stdout) == {**up, "from_file": f"{state_dir}/ledger.db"}
     assert f" {state_dir}/ledger.db " in run.stderr
     run = autoclave("explain", 0, "--state-dir", state_dir, **down)

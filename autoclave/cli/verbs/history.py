@@ -76,7 +76,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     so. The ledger keeps starts and steps of about four thousand scrubs, and all other events as long as --evidence-rows
     and --evidence-age of the service say.
 
-    If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
+    If the service does not answer, the events come from the ledger in --state-dir, and stderr says so. With --state-dir
+    and without --run-dir or --follow, the service is not asked: DIR may be a copy, of any node.
     """
     which["without_steps"] = not steps
     merged = output in {"table", "csv"} and not steps
@@ -107,14 +108,18 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
             human.warn(hint)
         return events[-limit:]
 
+    unreachable = None
     try:
-        service_call.ask(run_dir, ask)
+        if follow or not options.names_a_copy():
+            service_call.ask(run_dir, ask)
+            return
     except Unreachable as error:
         if follow:
             raise
-        file = importlib.import_module("autoclave.cli.offline").Offline(paths.ledger(state_dir), error)
-        entries = newest(asyncio.run(file.history(gpu, since=since, limit=rows, **which)), file.kept)
-        _show(entries, output, from_file=str(file.path))
+        unreachable = error
+    file = importlib.import_module("autoclave.cli.offline").Offline(paths.ledger(state_dir), unreachable)
+    entries = newest(asyncio.run(file.history(gpu, since=since, limit=rows, **which)), file.kept)
+    _show(entries, output, from_file=str(file.path))
 
 
 def left_out(kept: tuple[float, float], since: float, limit: int | None, *, steps: bool) -> str:

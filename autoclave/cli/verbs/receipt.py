@@ -52,9 +52,12 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     in the ledger.
 
     The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
-    receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
+    receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so. With
+    --state-dir and without --run-dir, the service is not asked, as with --file.
     """
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
+    if file is None and options.names_a_copy():
+        file = paths.ledger(state_dir)
     first = since if since is not None else 0.0 if file else human.since("30d")
     rows = handovers.read(file, run_dir, state_dir, gpu, first)
     host = "" if file else platform.node()  # a copy may be of any node
@@ -133,10 +136,12 @@ CLOSING = click.option(
 def show(receipt: str, closing: bool, output: str, run_dir: Path, state_dir: Path) -> int:
     """Show what a signed receipt says, and the signed document: of an id, or the newest of a GPU.
 
-    If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
+    If the service does not answer, it comes from the ledger in --state-dir, and stderr says so. With --state-dir and
+    without --run-dir, the service is not asked: DIR may be a copy, of any node.
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")
-    code: int = receipts.show(receipt, output, run_dir, paths.ledger(state_dir), _kind(closing))
+    service = None if options.names_a_copy() else run_dir
+    code: int = receipts.show(receipt, output, service, paths.ledger(state_dir), _kind(closing))
     return code
 
 
