@@ -54,7 +54,9 @@ def statement(
     except (ValueError, AttributeError, RecursionError) as error:
         raise ReceiptError("the type cannot be read: the payload is not a JSON object") from error
     if types != (STATEMENT_TYPE, kind):
-        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is not {KINDS[kind]} of version 1")
+        why = f"the type is {types[0]} with {types[1]}: this is not {KINDS[kind]} of version 1"
+        closing = kind == PREDICATE_TYPE and types[1] == CLOSING_TYPE
+        raise ReceiptError(why, *(["it is a closing receipt: give --closing"] if closing else []))
     try:
         gpu, boot = content["predicate"]["device"]["uuid"], content["predicate"]["boot"]["id"]
         subjects = [each["digest"]["sha256"] for each in content["subject"] if each["name"] == HANDOVER]

@@ -440,6 +440,24 @@ def test_the_key_is_shown_in_three_forms_and_rotated(autoclave, tmp_path):
     assert key.public_key_of(autoclave("receipt", "key", "--state-dir", tmp_path).stdout) == made.public_key
 
 
+def test_a_closing_receipt_alone_is_named_as_one(verify, files):
+    shutil.copy(FOLDER / "closing" / "closing.dsse.json", files / "mail.json")
+    run = verify(path="mail.json")
+    assert (run.exit_code, "it is a closing receipt: give --closing" in run.stderr) == (1, True)
+    assert verify("--closing", path="mail.json").exit_code == 0
+    assert "give --closing" not in verify(path=HANDOVER, trusted="other.pem").stderr
+
+
+def test_the_script_names_a_document_of_a_site(files):
+    (files / "node.json").write_text(endorsement.endorse(NODE.public_key, SITE))
+    script = [sys.executable, "-I", SCRIPT, files / HANDOVER, f"--key={files / 'node.json'}"]
+    run = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (run.returncode, "key: a site signed it: use `autoclave receipt verify --site-key`" in run.stderr) == (
+        2,
+        True,
+    )
+
+
 def test_an_unsigned_receipt_is_refused(verify, files):
     (files / HANDOVER / "receipt.dsse.json").write_text(dsse.envelope(b"{}"))
     assert "it names no key" in verify().stderr
