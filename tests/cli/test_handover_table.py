@@ -63,7 +63,7 @@ def tenants(run) -> list[str]:
     return [json.loads(line)["tenant"] for line in run.stdout.splitlines()]
 
 
-def test_a_copy_is_listed_whole_and_a_live_list_says_what_is_missing(autoclave, ledger, tmp_path):
+def test_only_a_copy_is_listed_whole_without_a_time(autoclave, ledger, tmp_path):
     file = ledger(("old", 100, 99, 98), ("new", 3, 2, 1))
     listed = ("--service-wait", "0s", "receipt", "list", "-o", "jsonl")
     copy = autoclave(*listed, "--file", file)
@@ -106,17 +106,17 @@ def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):
     folder = ledger(("of the copy", 3, 2, 1)).parent
     own_service.settled(0, "clean")
     [receipt] = {json.loads(autoclave("receipt", "list", "-o", "jsonl", "--state-dir", folder).stdout)["receipt"]}
-    for verb, told in (
+    for verb, sentence in (
         (("receipt", "list"), "of the copy"),
         (("history", "--kind", "granted"), " of the copy"),
         (("receipt", "show", receipt), f"cannot use receipt {receipt}: it is not signed"),
     ):
         copy = autoclave(*verb, "--state-dir", folder)
         live = autoclave(*verb, "--state-dir", folder, "--run-dir", own_service.run_dir)
-        assert [told in run.output for run in (copy, live)] == [True, False], copy.output + live.output
+        assert [sentence in run.output for run in (copy, live)] == [True, False], copy.output + live.output
 
 
-def test_the_name_of_another_node_is_told(autoclave, own_service):
+def test_another_name_than_that_of_the_receipts_is_warned_of(autoclave, own_service):
     own_service.settled(0, "clean")
     assert autoclave("acquire", 0).exit_code == 0
     listed = ("receipt", "list", "-o", "csv", "--node-name")

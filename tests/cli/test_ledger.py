@@ -64,7 +64,7 @@ def test_a_log_of_several_nodes_accuses_none(ledger, signers):
     assert err == f"autoclave: the checkpoints of other nodes are left out: {THEIRS}\n"
 
 
-def test_checkpoints_of_another_node_tell_nothing(ledger):
+def test_checkpoints_of_another_node_are_not_compared(ledger):
     code, out, err = ledger.verify([OTHER], ledger.wrong(OTHER, THEIRS))
     assert (code, out) == (2, "")
     assert f"they are of {THEIRS}, and none fits the ledger; give the checkpoints and the key of its node" in err
@@ -92,7 +92,7 @@ def test_the_node_of_the_receipts_shows_a_second_history(tmp_path, autoclave):
     assert (code, f"they are of {THEIRS}, and the ledger is of {OURS}" in err) == (2, True)
 
 
-def test_a_ledger_that_names_nobody_disowns_nothing(tmp_path, autoclave):
+def test_a_ledger_without_a_name_cannot_disown_a_checkpoint(tmp_path, autoclave):
     ledger = Ledger(tmp_path, autoclave, announced=None)
     assert ledger.verify([OTHER], ledger.wrong(OTHER, THEIRS))[0] == 1
 
