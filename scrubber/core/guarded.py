@@ -54,6 +54,8 @@ class Guarded:
     def modes(self) -> str:
         """What the fence did with others: one word, or two if that changed meanwhile."""
         now = self.mode.value
+        if self.mode is self.mode_before is FenceMode.WATCH and self.refused:
+            return f"{now} at both ends, another mode between"
         return now if self.mode is self.mode_before else f"{self.mode_before.value}, then {now}"
 
     @property

@@ -35,6 +35,7 @@ XID = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
 HELD = Guarded(
     NOW, FenceMode.HOLD, "", FenceMode.WATCH, "", "", let_through=1, ignored=2, refused=3, gaps=1, open_to_all=True
 )
+WATCHED = Guarded(NOW, FenceMode.WATCH, "", FenceMode.WATCH, "", "", refused=4)
 OF_DEVICES = [kind for kind in typing.get_args(ev.Event) if kind not in ev.OF_NODE]
 
 
@@ -161,6 +162,11 @@ LIFE = [
      "others: 1 open attempt let through, 3 refused (fence: watch, then hold), 2 open attempts of programs that "
      "the policy ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
      "others until it was wiped: not known: the fence was not read at both ends of this time")),
+    (ev.TenancyClosed(
+        EndedTenancy(7, "boot-1", NOW, NOW, lives.A, guarded=WATCHED), "r-1", replace(WATCHED, refused=0)),
+     ("wiped after pod-a, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (the receipt of the wipe "
+      "is r-1); others: 0 open attempts let through, 4 refused (fence: watch at both ends, another mode between); "
+      "others until it was wiped: 0 open attempts let through, 0 refused (fence: watch)")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
      ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (the receipt of the wipe is r-1); "
      "others: not known: the fence was not read at both ends of this time; "
