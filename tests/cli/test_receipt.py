@@ -449,7 +449,7 @@ def test_a_closing_receipt_alone_is_named_as_one(verify, files):
 
 
 def test_the_script_names_a_document_of_a_site(files):
-    (files / "node.json").write_text(endorsement.endorse(NODE.public_key, SITE))
+    (files / "node.json").write_text(dsse.endorse(NODE.public_key, SITE))
     script = [sys.executable, "-I", SCRIPT, files / HANDOVER, f"--key={files / 'node.json'}"]
     run = subprocess.run(script, capture_output=True, text=True, check=False)
     assert (run.returncode, "key: a site signed it: use `autoclave receipt verify --site-key`" in run.stderr) == (
