@@ -104,7 +104,10 @@ def _advice(row: Planned, obstacle: str) -> str:
     if row.kind in ("unit", "host") and obstacle:
         return f"it cannot become one as it runs now: {obstacle}"
     namespaces = {"namespace": f"{row.name}:", "pod": "NAMESPACE:"}
-    return f"add {namespaces.get(row.kind, '')}{row.path or 'PATH'} to evict.bystanders"
+    entry = f"add {namespaces.get(row.kind, '')}{row.path or 'PATH'} to evict.bystanders"
+    if row.kind in namespaces:
+        return f"{entry}; if it is there already, this node cannot tell that the process is in a pod of that namespace"
+    return entry
 
 
 def advice(rows: Iterable[Planned]) -> list[str]:

@@ -130,7 +130,8 @@ IN_SESSION = replace(OPENER, place="/user.slice/user-0.slice/session-3.scope")
     [
         (OPENER, NVTOP, "unit telegraf.service", "add /usr/bin/nvtop to evict.bystanders"),
         (replace(OPENER, place="ab", pod="site/a"), NVTOP, "namespace site", "add site:/usr/bin/nvtop to evict"),
-        (replace(OPENER, place="ab"), NVTOP, "pod ab", "add NAMESPACE:/usr/bin/nvtop to evict.bystanders"),
+        (replace(OPENER, place="ab"), NVTOP, "pod ab",
+         "add NAMESPACE:/usr/bin/nvtop to evict.bystanders; if it is there already, this node cannot tell"),
         (OPENER, Program(), "unit telegraf.service", "add PATH to evict.bystanders"),
         (OPENER, Program("/usr/bin/nvtop", "of PrivateTmp="), "unit telegraf.service", "runs now: of PrivateTmp="),
         (OPENER, Program("/usr/bin/bash"), "unit telegraf.service", "do not list /usr/bin/bash, which would let in"),
