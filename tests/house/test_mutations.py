@@ -127,7 +127,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS 
 )
 IN_USES = "tests/service/test_uses.py"
 TENANT_REQUESTS, IN_OFFERS = "scrubber/service/tenant_requests.py", "tests/service/test_offers.py"
-SCRUB_JOB, IN_USES = "scrubber/jobs/scrub_job.py", "tests/service/test_uses.py::test_a_request_outlasts_a"
+SCRUB_JOB, OUTLASTS = "scrubber/jobs/scrub_job.py", f"{IN_USES}::test_a_request_outlasts_a"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 STUCK, IN_SINCE = "scrubber/core/stuck.py", "tests/core/test_since.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
@@ -329,9 +329,9 @@ PLANTED = [
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
-    Mutant(TENANT_REQUESTS, " if it.device not in waits}", "}", tests=f"{IN_USES}_process_that_ended_its_scrub"),
-    Mutant(SCRUB_JOB, " and self.receipt is None", "", tests=f"{IN_USES}_use_of_what_it_had_scrubbed"),
-    Mutant(SCRUB_JOB, "self._cancelled or", "", tests=f"{IN_USES}_scrub_that_was_cancelled"),
+    Mutant(TENANT_REQUESTS, " if it.device not in waits}", "}", tests=f"{OUTLASTS}_process_that_ended_its_scrub"),
+    Mutant(SCRUB_JOB, " and self.receipt is None", "", tests=f"{OUTLASTS}_use_of_what_it_had_scrubbed"),
+    Mutant(SCRUB_JOB, "self._cancelled or", "", tests=f"{OUTLASTS}_scrub_that_was_cancelled"),
     Mutant(TENANT_REQUESTS, "except Exception as error:", "except BaseException as error:", tests=IN_OFFERS),
     Mutant(TENANT_REQUESTS, "await self._until_writable(request, error)", "raise", tests=IN_OFFERS),
     Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
