@@ -10,7 +10,7 @@ from pathlib import Path
 from ground import paths, unix_sockets
 from ground.errors import FatalError
 from plugin import response
-from plugin.cluster import report_choice
+from plugin.cluster import credentials
 from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
@@ -111,7 +111,7 @@ def _check_prefix(prefix: str) -> None:
 def _check_cluster(choice: ReportChoice) -> None:
     if choice.reports is Reports.OFF:
         return
-    if choice.reports is Reports.ON and (why := report_choice.missing(choice, os.environ)):
+    if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}", "or set --cluster-reports off")
 
 

@@ -25,8 +25,8 @@ from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
 
 from plugin.cluster import node_report
+from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, PendingEvent
-from plugin.cluster.report_choice import Unusable
 from plugin.cluster.retry_loop import Failure, FailureKind
 
 GROUP, VERSION = "resource.k8s.io", "v1"
@@ -54,7 +54,7 @@ class ApiServer:
     """The API server, for one node. Every call but the watches ends within a bound, with an answer or a Failure."""
 
     def __init__(self, credentials: Path, node: str, within: float) -> None:
-        """Send nothing yet. ``credentials``: by ``find_credentials``; ``within``: the limit of a call, in seconds."""
+        """Send nothing yet. ``credentials``: as ``find`` returns them; ``within``: the limit of a call, in seconds."""
         try:
             in_cluster = credentials.is_dir()
             chosen = KubeConfig.from_service_account(credentials) if in_cluster else KubeConfig.from_file(credentials)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from ground import log
 from ground.aio import Changed
 from ground.errors import FatalError
-from plugin.cluster import node_report, report_choice
+from plugin.cluster import credentials, node_report
+from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
-from plugin.cluster.report_choice import NvsentinelAction, ReportChoice, Reports, Unusable
+from plugin.cluster.report_choice import NvsentinelAction, ReportChoice, Reports
 from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop, guarded
 from plugin.listing import Listing, Shown
 
@@ -211,8 +212,8 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
     """A reporter that is ready to run; None if there are no reports or no credentials."""
     if choice.reports is Reports.OFF:
         return None
-    path = report_choice.find_credentials(choice, os.environ)
-    why = report_choice.missing(choice, os.environ)
+    path = credentials.find(choice, os.environ)
+    why = credentials.missing(choice, os.environ)
     try:
         # Before the plugin serves: to load the library takes longer than a call of the kubelet should wait.
         server = connect(path, choice.node, CALL_WITHIN) if path is not None and not why else None

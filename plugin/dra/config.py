@@ -10,7 +10,7 @@ from ground import paths, public_names
 from ground.errors import FatalError
 from plugin import config as plugin_config
 from plugin import response
-from plugin.cluster import report_choice
+from plugin.cluster import credentials
 from plugin.cluster.report_choice import ReportChoice
 from scrub_api.request_limits import is_subdomain
 
@@ -88,9 +88,9 @@ def check(config: DraConfig) -> Path:
     else:
         _check_vendor(config, config.vendor_registry_dir)
     plugin_config.check_nvsentinel(config.cluster)
-    if why := report_choice.missing(config.cluster, os.environ):
+    if why := credentials.missing(config.cluster, os.environ):
         raise FatalError(f"cannot read claims: {why}")
-    path = report_choice.find_credentials(config.cluster, os.environ)
+    path = credentials.find(config.cluster, os.environ)
     if path is None:
         raise FatalError("cannot read claims: there are no credentials")
     return path

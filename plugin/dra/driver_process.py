@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from ground import log, paths
 from ground.errors import FatalError
 from plugin import stopping
-from plugin.cluster.report_choice import Unusable
+from plugin.cluster.credentials import Unusable
 from plugin.cluster.reporter import connect, make_health_events
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, dra_driver, registration

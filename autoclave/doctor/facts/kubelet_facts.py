@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from autoclave.doctor.facts import safe_read
 from autoclave.doctor.node_facts import CheckFault, Directory, Node, Socket, Sockets, fact
 from ground import paths, unix_sockets
-from plugin.cluster import report_choice, reporter
-from plugin.cluster.report_choice import ReportChoice, Reports, Unusable
+from plugin.cluster import credentials, reporter
+from plugin.cluster.credentials import Unusable
+from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.cluster.retry_loop import Failure
 from plugin.dra import resource_slices
 from plugin.dra.resource_slices import Pool
@@ -139,7 +140,7 @@ def _of_cluster(node: Node, ask: Callable[[ApiServer, str], Awaitable[A]]) -> A 
     if not node.driver_name:
         return None
     name = os.environ.get("NODE_NAME", "")
-    file = report_choice.find_credentials(ReportChoice(Reports.ON, name), os.environ)
+    file = credentials.find(ReportChoice(Reports.ON, name), os.environ)
     if file is None or not name:
         return CheckFault("there are no credentials, or NODE_NAME is not set")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.cluster import report_choice
+from plugin.cluster import credentials
 from plugin.cluster.report_choice import ReportChoice, Reports
 from scrub_api.request_limits import is_subdomain
 
@@ -38,7 +38,7 @@ def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, en
     if not token:
         (asked.service_account / "token").unlink()
     wanted = {"account": asked.service_account, "file": Path(NAMED["KUBECONFIG"]), None: None}[found]
-    assert report_choice.find_credentials(replace(asked, reports=reports), environment) == wanted
+    assert credentials.find(replace(asked, reports=reports), environment) == wanted
 
 
 @pytest.mark.parametrize(
