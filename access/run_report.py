@@ -54,7 +54,9 @@ def headline(run: Run) -> str:
     if code == OPENED:
         return f"A GPU was opened that was not given, in {quantity(len(opened), 'way')}: {', '.join(opened)}."
     if code == CLOSED:
-        return "No GPU was opened that was not given, and the owner had its own."
+        tried = sum(finding.verdict in (Verdict.PASS, Verdict.FAIL) for finding in run.findings)
+        ways = f" It was tried in {tried} of {len(run.findings)} ways." if tried < len(run.findings) else ""
+        return f"No GPU was opened that was not given, and the owner had its own.{ways}"
     if not has_gpu(run.owner):
         return "There is no answer: no owner had a GPU, so nobody could have opened it."
     return "There is no answer: nothing was opened, but not every way was tried."

@@ -65,7 +65,9 @@ def test_a_run_writes_a_page_json_and_junit(node, leaks, code):
     suite = ET.fromstring((node.root / "out" / "junit.xml").read_text())  # noqa: S314 - our own file
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("17", str(code), "0")
     page = (node.root / "out" / "report.md").read_text()
-    assert "`autoclave access run --on podman --way privileged --way host-dev`" in page
+    words = " ".join(page.split())
+    assert "`autoclave access run --on podman --way privileged --way host-dev --image IMAGE --nodes '" in words
+    assert ("It was tried in 3 of 16 ways." in words) is (code == 0)
     assert "| a second container of a pod, without the claim, finds no GPU | not applicable |" in page
     assert "ours:1" not in page + json.dumps(result)
 

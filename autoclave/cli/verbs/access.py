@@ -150,7 +150,7 @@ def run(on: Place, nodes: str, to: Path | None, dry_run: bool, **chosen: Unpack[
     done = trials.run(on, containers, names, _tell)
     seconds = time.monotonic() - began
     when = f"{quantities.utc(started):%Y-%m-%d %H:%M:%S} UTC"
-    command = " ".join(["autoclave access run --on", on.value, *_flags(chosen)])
+    command = " ".join(["autoclave access run --on", on.value, *_flags(chosen, nodes)])
     files = run_report.write(place, About(__version__, on.value, when, seconds, command), done)
     human.say(run_report.headline(done), *map(str, files))
     if done.left_behind:
@@ -177,11 +177,16 @@ def _ways(chosen: AccessOptions) -> list[str]:
     return [name for name in BY_NAME if name in names or name == PLAIN.name]
 
 
-def _flags(chosen: AccessOptions) -> list[str]:
-    """The flags that another run needs for the same answer, without names of a cluster."""
+def _flags(chosen: AccessOptions, nodes: str) -> list[str]:
+    """The flags that another run needs for the same answer, without the names of an image and of a node."""
     flags = [f"--way {name}" for name in chosen["way"]] + [f"--without {name}" for name in chosen["without"]]
     settings = {
+        "image": "IMAGE" if chosen["image"] else "",
+        "node": "NODE" if chosen["node"] else "",
+        "nodes": f"'{nodes}'" if nodes != NVIDIA else "",
+        "resource": chosen["resource"],
         "device-class": chosen["device_class"],
+        "runtime-class": chosen["runtime_class"],
         "pod-security": chosen["pod_security"],
         "count": chosen["count"],
     }
