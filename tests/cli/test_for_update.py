@@ -280,6 +280,22 @@ def test_a_policy_that_lies_elsewhere_leaves_the_last_one(state, examine, tmp_pa
     assert texts(found, "policy") == ["this version takes the policy fast"]
 
 
+OTHER = pytest.param("name: mine\n", 4711, "cannot be read", marks=pytest.mark.skipif(os.geteuid() != 0, reason="root"))
+
+
+@pytest.mark.parametrize(("last", "uid", "why"), [("\0no policy", None, "is damaged"), OTHER])
+def test_a_last_policy_that_the_service_would_not_take_is_not_judged(state, examine, last, uid, why):
+    kept = paths.last_policy(state(NEWEST))
+    kept.write_text(last)
+    if uid is not None:
+        os.chown(kept, uid, uid)
+    _, found = examine(kept.parent)
+    [warned] = texts(found, "policy", "warning")
+    assert f"{kept}, {why}" in warned
+    assert "no policy was judged" in warned
+    assert texts(found, "policy", "ok") + texts(found, "policy", "broken") == []
+
+
 def test_a_shipped_policy_that_does_not_exist_is_named(state, examine, tmp_path):
     (tmp_path / "values.yaml").write_text("policy: {shipped: strikt, fence: wtch}\n")
     code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")

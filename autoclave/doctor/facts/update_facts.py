@@ -14,7 +14,7 @@ from pathlib import Path
 from autoclave.doctor.facts import chart_values, state_directory
 from autoclave.doctor.facts.chart_values import Values, value_of
 from autoclave.doctor.facts.state_directory import StateDirectory
-from ground import boot, paths
+from ground import boot, paths, private_files
 from ground.documents.faults import DocumentError, DocumentFault
 from policies import load
 from policies.policy_model import FenceMode, PolicySet
@@ -155,12 +155,13 @@ def _last(ledger: LedgerFile) -> PolicyAsRead:
         name, _ = _last_in_force(ledger)
         return _shipped(name) if name in load.shipped() else PolicyAsRead(name, None, unread="is not in its state")
     try:
-        text = kept.read_bytes()
+        text = private_files.content(kept)  # the service trusts no file that another user could have written
     except OSError as error:
         return PolicyAsRead(str(kept), None, unread=f"cannot be read ({error.strerror})")
     first, _, rest = text.partition(b"\n")
     if not first.startswith(b"# "):
-        return _from_bytes(text, str(kept))
+        alone = _from_bytes(text, str(kept))
+        return alone if alone.policies else PolicyAsRead(str(kept), None, unread="is damaged")
     file = first[2:].decode(errors="replace")  # of which it is a copy
     return replace(_from_bytes(rest, file), place=file)  # without the first line: faults name the lines of that file
 

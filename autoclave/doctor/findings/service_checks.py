@@ -336,5 +336,5 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[Finding]:
     if receipt.covered_bytes + allowed >= DEFAULT.min_coverage * receipt.allocatable_bytes:
         return
     share = receipt.covered_bytes / receipt.allocatable_bytes
-    remedy = f"compare clear.min_coverage in the policy with its default, then `autoclave scrub {device.name}`"
+    remedy = f"compare clear.min_coverage in the policy with its default, then run `autoclave scrub {device.name}`"
     yield warning(f"the proof of {gpu} covers {share:.2%} of its memory, less than {DEFAULT.min_coverage:.2%}", remedy)

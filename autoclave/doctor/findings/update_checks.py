@@ -112,9 +112,8 @@ def _state(update: Update) -> Iterator[Finding]:
         text = f"{state.path} belongs to uid {state.owner}, and this check runs as uid {state.user}: it does not know "
         text += "whether a service of that user can use the ledger and the key of receipts"
         become, place = f"sudo -u '#{state.owner}'" if state.owner else "sudo", state.path.absolute()
-        remedy = (
-            f"check as that user: `{become} autoclave doctor --for-update {place}`; or, if the service runs as uid "
-        )
+        remedy = "check as that user, with the program of the new version: "
+        remedy += f"`{become} autoclave doctor --for-update {place}`; or, if the service runs as uid "
         yield broken(text, f"{remedy}{state.user}, `chown -R {state.user} {place}`")
     if state is not None and state.fault is not None:
         does = "starts, but hands out no GPU" if state.fault.starts else "does not start"
