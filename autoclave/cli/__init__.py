@@ -208,7 +208,7 @@ def cli(service_wait: float) -> None:
 
 
 class Unwritable(OSError):
-    """Stdout does not take the answer, for another reason than that its reader has closed the pipe."""
+    """Stdout does not take the answer, for a reason other than a pipe that its reader has closed."""
 
 
 class _Output(io.FileIO):

@@ -95,7 +95,7 @@ class PluginCounters(RegistrationCounters):
             self._instruments.count(plugin_metrics.HOOK_REFUSALS, hook.value, reason)
 
     def unknown_variable(self, resource: str) -> None:
-        """Count a variable that is unknown here, and that passed in an answer of the vendor's plugin."""
+        """Count a variable that is unknown here, and that was let through in an answer of the vendor's plugin."""
         self._instruments.count(plugin_metrics.UNKNOWN_VARIABLES, resource)
 
     def list_sent(self, resource: str) -> None:

@@ -85,7 +85,7 @@ class RegistrationState:
             logger.warning("not registered", resource=self._resource, cause=failure.cause.value, error=failure.detail)
 
     def retrying(self) -> tenacity.AsyncRetrying:
-        """Retry forever after NotRegistered, with growing pauses, random so that resources do not retry at once."""
+        """Retry forever after NotRegistered, with growing, random pauses, so that not all resources retry together."""
         return tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(NotRegistered), wait=PAUSES, before_sleep=self._failed_attempt
         )

@@ -1,4 +1,4 @@
-"""What the fence says about a time: the opens of others that it has counted from one reading to another.
+"""What the fence says about a period: the opens of others that it has counted from one reading to another.
 
 Values; pure.
 """
@@ -11,7 +11,7 @@ from policies.policy_model import FenceMode
 from scrubber.core.model import Moment
 
 ANEW = "the fence was put up again meanwhile, or the node restarted"
-UNREAD = "the fence was not read at both ends of this time"
+UNREAD = "the fence was not read at the start or at the end of this period"
 
 
 @dataclass(frozen=True, slots=True)

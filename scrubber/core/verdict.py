@@ -2,8 +2,8 @@
 
 Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, no matter what
-a later result says. Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy
-orders.
+a later result says.
+Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
 Rule 4: the result of a step that passed must have the findings of that step (``plans.STEPS``), and say how much memory
 or how many units it covered (``step_results``, for the job).
 Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test

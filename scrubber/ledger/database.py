@@ -89,7 +89,7 @@ _MADE_BY_ANALYZE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The stored data: the records after the newest row, the number of events since the last compaction, the newest."""
+    """The stored data: the records after the newest row, and the newest events since the last compaction."""
 
     records: tuple[Record, ...]
     rows: int

@@ -1,7 +1,7 @@
 """Whose a process is, by its control groups of either version under /proc; and which containers still live.
 
-None is a process outside any pod and container, which the service may end. So an unknown answer raises BlindError and
-is never None. ``group_names`` has the names.
+None means a process outside any pod and container, which the service may end. So an unknown answer raises BlindError,
+and is never None. ``group_names`` has the names.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class OpenAttemptRows:
             await self._ledger.changed.after(changes, EVERY)
 
     async def write(self, *, ends: bool = False) -> None:
-        """Write what is due, unless the ledger has a fault. ``ends``: the service does."""
+        """Write what is due, unless the ledger has a fault. ``ends``: whether the service is stopping."""
         if self._ledger.fault is not None:
             return
         with suppress(LedgerUnavailable):
@@ -125,7 +125,7 @@ class OpenAttemptRows:
                 periods[uuid] = open_attempts.begun(now, counted)
 
     def _compare(self) -> None:
-        """Note whose fence is another one than in an earlier life, which gave the device to its present owner."""
+        """Note each device whose fence is not the one of the earlier life that gave it to its present owner."""
         guard = self._context.observer.driver.guard
         for uuid, given in [*self._given.items()]:
             record = self._ledger.records.get(uuid)

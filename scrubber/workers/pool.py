@@ -151,7 +151,7 @@ class _Zygote:
         await asyncio.wait((answer,), timeout=max(0.0, left))
         if not answer.done():
             self._discard(f"it did not answer within {seconds:g} s")
-            raise BrokenError(f"cannot start a worker: its zygote is replaced, for {self._why}; try again")
+            raise BrokenError(f"cannot start a worker: its zygote is being replaced, because {self._why}; try again")
         return answer.result()
 
     def _ask(self) -> asyncio.Future[Child]:

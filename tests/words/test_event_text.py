@@ -161,7 +161,7 @@ LIFE = [
       "receipt of the wipe is r-1); "
      "others: 1 open attempt let through, 3 refused (fence: watch, then hold), 2 open attempts of programs that "
      "the policy ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
-     "others until it was wiped: not known: the fence was not read at both ends of this time")),
+     "others until it was wiped: not known: the fence was not read at the start or at the end of this period")),
     (ev.TenancyClosed(
         EndedTenancy(7, "boot-1", NOW, NOW, lives.A, guarded=WATCHED), "r-1", replace(WATCHED, refused=0)),
      ("wiped after pod-a, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (the receipt of the wipe "
@@ -169,8 +169,8 @@ LIFE = [
       "others until it was wiped: 0 open attempts let through, 0 refused (fence: watch)")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
      ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (the receipt of the wipe is r-1); "
-     "others: not known: the fence was not read at both ends of this time; "
-     "others until it was wiped: not known: the fence was not read at both ends of this time")),
+     "others: not known: the fence was not read at the start or at the end of this period; "
+     "others until it was wiped: not known: the fence was not read at the start or at the end of this period")),
     (ev.FenceMissed("somebody had taken it out of the kernel"),
      "the fence may have missed somebody: somebody had taken it out of the kernel"),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),

@@ -190,7 +190,7 @@ def _fault(spec: CdiSpec, kind: str) -> str:
 
 
 def _command(kind: str, driver_root: Path) -> list[str]:
-    """The flags that differ from the defaults only: old versions do not know all of them."""
+    """Only the flags that differ from the defaults: old versions do not know all of them."""
     words = ["nvidia-ctk", "cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
     if driver_root != Path("/"):
         words.append(f"--driver-root={driver_root}")

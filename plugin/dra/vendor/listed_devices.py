@@ -49,7 +49,7 @@ def refusal(device: ListedDevice) -> str:
         return f"{device.name} is of the type {device.kind!r}: only GPUs and MIG slices can be proven clean"
     if not device.uuid:
         return (
-            f"{device.name} has no UUID in its ResourceSlice, as MIG slices that are created on demand:"
+            f"{device.name} has no UUID in its ResourceSlice, like MIG slices that are created on demand:"
             " it cannot be proven clean before it exists"
         )
     return ""
