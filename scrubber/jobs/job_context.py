@@ -22,7 +22,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.workers.worker import Worker
 
-Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes that of its ``_WorkerStarter``
+Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes ``_WorkerStarter.start``
 """Starts a worker for a device, as its policy wants it."""
 
 StartingWorker = asyncio.Task[Worker]  # the worker may still be starting while its device is observed

@@ -120,7 +120,10 @@ class ServiceContext:
         return self.record(device), facts
 
     def withhold(self, devices: Collection[str]) -> None:
-        """Stop offering devices whose request failed, or the kubelet would try them with one pod after the other."""
+        """Stop offering devices whose request failed, or the kubelet would try them with one pod after the other.
+
+        ``api.server`` waits for this news, and sends the plugin a new list.
+        """
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
         self.news.notify()
