@@ -22,7 +22,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.workers.worker import Worker
 
-Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes ``_WorkerStarter.start``
+Spawn = Callable[[str, Policy], Awaitable[Worker]]  # ``assembly`` passes ``start`` of its ``_WorkerStarter``
 """Starts a worker for a device, as its policy wants it."""
 
 StartingWorker = asyncio.Task[Worker]  # the worker may still be starting while its device is observed

@@ -284,7 +284,7 @@ OTHER = pytest.param("name: mine\n", 4711, "cannot be read", marks=pytest.mark.s
 
 
 @pytest.mark.parametrize(("last", "uid", "why"), [("\0no policy", None, "is damaged"), OTHER])
-def test_a_last_policy_that_the_service_would_not_take_is_not_judged(state, examine, last, uid, why):
+def test_a_last_policy_of_others_or_damaged_is_not_judged(state, examine, last, uid, why):
     kept = paths.last_policy(state(NEWEST))
     kept.write_text(last)
     if uid is not None:
