@@ -15,6 +15,7 @@
           ContainerFailed      a container of a public test did not do its part
             AnotherGpu         it got another GPU than the first one
         ReceiptError           a key, a receipt or a checkpoint cannot be used
+          NotSignedError       no given key has signed the checkpoint
       DocumentError            the faults of a file that people write [2]
       DeviceError              a device, its driver or the node failed, or lacks something [1]
 
