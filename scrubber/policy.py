@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ground import paths, private_files, quantities
+from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match, policy_model
 from policies.policy_model import FenceMode, Policy, PolicySet
@@ -194,7 +194,7 @@ class ActivePolicy:
             if self._last is None or text is None:
                 return None
             policies = self._fenced(load.load_bytes(text, str(self._last.path)))
-            since = quantities.utc(self._last.path.stat().st_mtime)
+            since = calendar_time.utc(self._last.path.stat().st_mtime)
         except (DocumentError, OSError):
             return None
         return LoadedPolicy(policies, kept_since=f"{policies.name}, of {since:%Y-%m-%d %H:%M:%S} UTC")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ground import public_names, quantities
+from ground import calendar_time, public_names
 from ground.quantities import quantity
 from plugin.devices import Device
 
@@ -354,4 +354,4 @@ def event_object(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
 
 def api_time(at: float) -> str:
     """A time with seconds, as the API server stores it."""
-    return quantities.utc(at).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return calendar_time.utc(at).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ground import private_files, quantities
+from ground import calendar_time, private_files
 from ground.errors import LedgerUnavailable, joined
 from scrubber.core.model import Moment
 from scrubber.ledger import database
@@ -87,7 +87,7 @@ def _loaded(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> SqliteSt
 
 def _move(paths: LedgerPaths, at: Moment) -> Path:
     """Rename every file of a ledger. After a crash in between, the next start finds the rest damaged too."""
-    stamp = quantities.utc(at.wall).strftime("%4Y%m%dT%H%M%SZ")
+    stamp = calendar_time.utc(at.wall).strftime("%4Y%m%dT%H%M%SZ")
     name, number = f"{paths.database.name}.corrupt-{stamp}", 0
     taken, free = paths.set_aside(), name
     while any(other in {free, f"{free}-wal", f"{free}-shm", f"{free}.head"} for other in taken):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ground import quantities
+from ground import calendar_time
 from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from policies.policy_model import FenceMode
 from scrub_api.measurements import ZEROS
@@ -139,7 +139,7 @@ def guarded_in(fence: Mapping[str, Any]) -> Guarded:
 def _utc(moment: Moment | None) -> str | None:
     if moment is None:
         return None
-    return quantities.utc(moment.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return calendar_time.utc(moment.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _predicate(

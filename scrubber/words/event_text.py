@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ground import process_names, quantities
+from ground import calendar_time, process_names
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.policy_model import FenceMode
@@ -138,7 +138,7 @@ def _time(moment: Moment) -> str:
 
 def time_of(wall: float) -> str:
     """A wall time as these sentences have it."""
-    return f"{quantities.utc(wall):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{calendar_time.utc(wall):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _again(times: int, what: str, since: str) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import click
 
-from ground import quantities
+from ground import calendar_time
 from ground.documents import units
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -66,12 +66,12 @@ def took(seconds: float) -> str:
 
 def local(moment: float) -> str:
     """A time in this machine's time zone, with the UTC offset."""
-    return quantities.utc(moment).astimezone().isoformat(sep=" ", timespec="seconds")
+    return calendar_time.utc(moment).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def iso(moment: float) -> str:
     """A time in UTC, as in RFC 3339."""
-    return quantities.utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return calendar_time.utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def since(text: str) -> float:

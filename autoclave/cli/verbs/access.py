@@ -21,7 +21,7 @@ from access.ways import BY_NAME, PLAIN, WAYS, Place
 from autoclave.cli import ENVIRONMENT, INTERRUPTED, Group, options
 from autoclave.cli.output import human
 from containers.commands import ContainerFailed
-from ground import private_files, quantities
+from ground import calendar_time, private_files
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber import __version__
@@ -142,14 +142,14 @@ def run(on: Place, nodes: str, to: Path | None, dry_run: bool, **chosen: Unpack[
     interruption.listen()
     names = _ways(chosen)
     started, began = time.time(), time.monotonic()
-    place = to or Path(f"access-{quantities.utc(started):%Y%m%d-%H%M%S}")
+    place = to or Path(f"access-{calendar_time.utc(started):%Y%m%d-%H%M%S}")
     try:
         place.mkdir(private_files.READABLE_DIRECTORY)
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
     done = trials.run(on, containers, names, _tell)
     seconds = time.monotonic() - began
-    when = f"{quantities.utc(started):%Y-%m-%d %H:%M:%S} UTC"
+    when = f"{calendar_time.utc(started):%Y-%m-%d %H:%M:%S} UTC"
     command = " ".join(["autoclave access run --on", on.value, *_flags(chosen, nodes)])
     files = run_report.write(place, About(__version__, on.value, when, seconds, command), done)
     human.say(run_report.headline(done), *map(str, files))

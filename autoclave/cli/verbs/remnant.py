@@ -17,7 +17,7 @@ import click
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, options
 from autoclave.cli.output import human
 from containers.commands import ContainerFailed, expect_rights
-from ground import private_files, quantities
+from ground import calendar_time, private_files
 from ground.errors import FatalError
 from remnant import judge, launchers, result_files
 from remnant.gpu_identity import about
@@ -148,7 +148,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that nothing is left behind then, either
         signal.signal(number, signal.default_int_handler)
     _check(on, gpu, host_root, chosen)
-    began = quantities.utc(clock.now().wall)
+    began = calendar_time.utc(clock.now().wall)
     if on in HERE:
         subject, facts, wait_until_free = _of_this_machine(on, gpu, host_root, chosen)
     else:

@@ -10,7 +10,7 @@ from autoclave.doctor.facts import service_facts
 from autoclave.doctor.facts.service_facts import on_kubernetes
 from autoclave.doctor.finding import OTHER_USER, Finding, as_root, broken, check, check_of_service, ok, warning
 from autoclave.doctor.node_facts import CheckFault, Node
-from ground import errors, process_names, quantities
+from ground import calendar_time, errors, process_names
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies import load, policy_model
@@ -37,7 +37,7 @@ def service(node: Node) -> Iterator[Finding]:
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
             yield ok("the scrub service answers, but cannot use its ledger")
         case Unreachable() if (last := service_facts.last_error(node)) is not None:
-            at = quantities.utc(last.at).astimezone().isoformat(sep=" ", timespec="seconds")
+            at = calendar_time.utc(last.at).astimezone().isoformat(sep=" ", timespec="seconds")
             remedy = last.remedy or f"correct that, and {errors.start(on_kubernetes=on_kubernetes(node))}"
             yield broken(f"the scrub service does not run. It ended at {at}: {last.text}", remedy)
         case Unreachable(message=message, remedies=remedies):
@@ -246,7 +246,7 @@ def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.Open
 
 
 def _minute(wall: float) -> str:
-    return quantities.utc(wall).astimezone().isoformat(" ", "minutes")
+    return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
 
 
 def _is_uninvited(device: views.DeviceStatus) -> bool:
