@@ -43,7 +43,7 @@ class Pods:
     own: Secrets = field(default_factory=Secrets)
     user: str = "0"
     pause: float = 0.5  # seconds between two looks at a pod
-    _made: bool = False
+    _has_namespace: bool = False
 
     def begin(self) -> None:
         """Ask for the rights, make the namespace with its quota, and find out whether a plain pod may be root."""
@@ -51,7 +51,7 @@ class Pods:
         inside = places.can_i(self.own.namespace, (*RIGHTS_INSIDE, *claim))
         expect_rights(places.can_i("", RIGHTS) | inside, "docs/access.md")
         self.interruption.check()
-        self._made = True
+        self._has_namespace = True
         self._need("namespace")
         run([*self._kubectl, "create", "configmap", "probe", f"--from-file=probe.py={manifest_files.PROBE}"])
         if self.cluster.device_class:
@@ -71,7 +71,7 @@ class Pods:
         if role == "second-container":
             return None
         if role == "ephemeral-container":
-            return _made(self._debugging(ask))
+            return _not_made(self._debugging(ask))
         return self._create(role, numbers=numbers, owner=ask)
 
     def answer(self, role: str, within: float) -> Outcome:
@@ -120,7 +120,7 @@ class Pods:
 
     def close(self) -> None:
         """Delete the namespace with all that is in it, and wait until it is gone."""
-        if self._made:
+        if self._has_namespace:
             run(["kubectl", "delete", "namespace", self.own.namespace, "--ignore-not-found"])
 
     def facts(self) -> dict[str, str]:
@@ -155,7 +155,7 @@ class Pods:
         way = re.sub(r"-\d+$", "", role)  # the second pod of a way has the same manifest
         manifest = "successor" if way in _NEXT else way
         text = manifest_files.filled(manifest, self.cluster, self.own, **{"name": role, "user": self.user, **values})
-        return _made(["kubectl", "create", "--filename=-", *flags], text)
+        return _not_made(["kubectl", "create", "--filename=-", *flags], text)
 
     def _debugging(self, ask: str) -> list[str]:
         probe = ["try", f"--nonce={self.own.nonce}", f"--secret={self.own.secret}", f"--nodes={self.cluster.nodes}"]
@@ -186,7 +186,7 @@ def _place(role: str) -> tuple[str, str]:
     return role, "owner" if role in _WITH_OWNER else "successor" if role.startswith(_NEXT) else "outsider"
 
 
-def _made(command: list[str], text: str | None = None) -> NotMade | None:
-    """Why a command of kubectl has created nothing."""
+def _not_made(command: list[str], text: str | None = None) -> NotMade | None:
+    """Why a command of kubectl has created nothing; None: it has."""
     done = asked(command, text)
     return None if done.returncode == 0 else pod_states.refusal(done.stderr)

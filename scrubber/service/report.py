@@ -255,10 +255,12 @@ class StatusReporter:
     def was_shared(self, record: Record) -> bool:
         """Whether a container was on the device that was not given to it, since the present owner has the device."""
         owner = record.tenancy.owner
-        if record.state is not State.IN_USE or owner is None or owner.container is None:
+        if record.state is not State.IN_USE or owner is None:
             return False
-        # A round has seen it there, or only the fence has.
-        return owner.crowded or any(it.opener.is_contained for it in self._let_in(record, owner.since.wall))
+        if owner.crowded:  # a round has seen it there ...
+            return True
+        let_in = self._let_in(record, owner.since.wall) if owner.container is not None else ()
+        return any(it.opener.is_contained for it in let_in)  # ... or only the fence has
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]

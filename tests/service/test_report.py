@@ -430,15 +430,21 @@ async def test_an_exempt_unit_is_not_advised_again(begin, monkeypatch, is_exempt
     assert ("before the policy exempted it" in advice, "add its unit" in advice) == (is_exempt, not is_exempt)
 
 
-@pytest.mark.parametrize("given", [("pod-a", "uid-9"), ("pod-a",), ("uid-9",)], ids=["both", "the owner", "the other"])
-async def test_a_pod_that_the_kubelet_names_is_not_foreign(begin, given):
-    """A plugin with time slicing gave the GPU to both, before it came behind ours."""
+async def fenced_tenant(begin):
+    """A device that a pod has, behind a fence that only counts, and who reports about it."""
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     device, reporter = world.uuids[0], world.life.reporter
     await asyncio.sleep(1.0)
     await world.acquire("pod-a", device, announced=True)
     await world.begin("pod-a", device)
     await asyncio.sleep(3)
+    return world, device, reporter
+
+
+@pytest.mark.parametrize("given", [("pod-a", "uid-9"), ("pod-a",), ("uid-9",)], ids=["both", "the owner", "the other"])
+async def test_a_pod_that_the_kubelet_names_is_not_foreign(begin, given):
+    """A plugin with time slicing gave the GPU to both, before it came behind ours."""
+    world, device, reporter = await fenced_tenant(begin)
     process = world.foreign(device, "stranger", "uid-9")
     await asyncio.sleep(3)
 
@@ -495,12 +501,7 @@ async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
 
 
 async def test_a_short_opening_of_a_tenants_device_is_shown(begin):
-    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
-    device, reporter = world.uuids[0], world.life.reporter
-    await asyncio.sleep(1.0)
-    await world.acquire("pod-a", device, announced=True)
-    await world.begin("pod-a", device)
-    await asyncio.sleep(3)
+    world, device, reporter = await fenced_tenant(begin)
     world.node.leave(world.foreign(device, "passer", "uid-9"))
     await asyncio.sleep(3)
     owner = world.record(device).tenancy.owner

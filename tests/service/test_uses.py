@@ -125,13 +125,19 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     assert job.receipt is not None
 
 
-async def test_a_request_outlasts_a_use_in_passing(begin):
-    """A monitoring tool that opens the device for a moment must not fail the pod that waits for it."""
+async def waits_for_a_scrub(begin, ask="TenantRequests.acquire"):
+    """A device that is being scrubbed, how many scrubs it had passed before, and the request that waits for it."""
     world = await unobserved(begin)
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
     await world.tenant_requests.distrust(device, "a test")
-    waiting = asyncio.create_task(world.acquire("pod", device))
+    waiting = asyncio.ensure_future(OBSERVE[ask](world, device))
     await at_step(world, device, Step.VERIFY)
+    return world, device, passed, waiting
+
+
+async def test_a_request_outlasts_a_use_in_passing(begin):
+    """A monitoring tool that opens the device for a moment must not fail the pod that waits for it."""
+    world, device, passed, waiting = await waits_for_a_scrub(begin)
     world.node.leave(world.intrude(device))
     assert len(await waiting) == 1
     assert scrubs(world, device) == passed + 1
@@ -140,11 +146,7 @@ async def test_a_request_outlasts_a_use_in_passing(begin):
 
 @pytest.mark.parametrize("ask", ["TenantRequests.acquire", "TenantRequests.start"])
 async def test_a_request_outlasts_a_process_that_ended_its_scrub(begin, ask):
-    world = await unobserved(begin)
-    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
-    await world.tenant_requests.distrust(device, "a test")
-    waiting = asyncio.ensure_future(OBSERVE[ask](world, device))
-    await at_step(world, device, Step.VERIFY)
+    world, device, passed, waiting = await waits_for_a_scrub(begin, ask)
     holder = world.intrude(device, container=True)
     await world.reach(device, State.DIRTY)
     await asyncio.sleep(0.2)
@@ -170,11 +172,7 @@ async def test_a_request_outlasts_a_use_of_what_it_had_scrubbed(begin):
 
 
 async def test_a_request_outlasts_a_scrub_that_was_cancelled(begin):
-    world = await unobserved(begin)
-    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
-    await world.tenant_requests.distrust(device, "a test")
-    waiting = asyncio.create_task(world.acquire("pod", device))
-    await at_step(world, device, Step.VERIFY)
+    world, device, passed, waiting = await waits_for_a_scrub(begin)
     await world.life.jobs.cancel(device)
     assert len(await waiting) == 1
     assert scrubs(world, device) == passed + 1
