@@ -23,7 +23,7 @@ from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from policies import load
 from policies.policy_model import FenceMode, FencePolicy, Policy, concessions
 from scrub_api import views
-from scrubber.core.model import NOWHERE, Holder
+from scrubber.core.model import NO_CONTAINER, NOWHERE, Holder
 from tests.doctor import nodes
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
 
@@ -372,7 +372,6 @@ def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
 @pytest.mark.parametrize(
     ("pod", "mode", "did"),
     [
-        ("", "hold", "was let through (mode hold); `fence: {mode: refuse}` would refuse it"),
         ("", "refuse", "was let through at that time; the mode refuse refuses it now"),
         ("site/dcgm", "hold", "was let through at that time; the mode hold refuses it now"),
     ],
@@ -410,6 +409,26 @@ def test_bystanders_that_are_let_in_are_named(openers, mode, names):
     assert [it.level for it in found] == [OK, OK]
     assert found[0].text.startswith("these bystanders opened GPUs, and may keep them open: ")
     assert (names in found[0].text, "; no other program asked" in found[1].text) == (True, True), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, OK),
+        ({"place": NO_CONTAINER}, OK),
+        ({"place": ""}, OK),
+        ({"place": "", "last": NOW - 60}, WARNING),  # before the policy in force: perhaps a pod
+        ({"place": "container:0a"}, WARNING),
+        ({"place": "0a-uid"}, WARNING),
+        ({"exempt": True}, WARNING),
+    ],
+)
+def test_hold_gives_no_warning_of_a_program_of_the_host(changes, level):
+    """The policy wants it so, and the warning would never go away."""
+    devices = (replace(GPU, fence="hold", openers=(replace(OPENER, **changes),)),)
+    facts = stands(answer=views.Status(devices, replace(SERVICE, started=NOW - 90, policy_since=NOW - 30)))
+    first, *_ = finding_of(facts, "fence")
+    assert (first.level, "the mode hold lets these programs of the host open" in first.text) == (level, level is OK)
 
 
 HELD = views.HolderView(9, "", "agent", "", exempt=True, place="/system.slice/agent.service")
@@ -466,7 +485,7 @@ def test_an_opener_that_the_policy_settles_is_no_warning(asked, *, is_said):
 
 def two_gpus_of(*openers):
     """A GPU for each of these openers."""
-    devices = [replace(GPU, device=f"GPU-{n}", index=n, fence="hold", openers=(it,)) for n, it in enumerate(openers)]
+    devices = [replace(GPU, device=f"GPU-{n}", index=n, fence="watch", openers=(it,)) for n, it in enumerate(openers)]
     return stands(answer=views.Status(tuple(devices), SERVICE))
 
 
@@ -475,14 +494,14 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
     refused = replace(OPENER, last=NOW - 60, refused=2)
     asked = {0: (OPENER,), 1: (before,), 2: (), 5: (replace(OPENER, last=NOW - 5), refused)}
     devices = [
-        replace(GPU, device=f"GPU-{index}", index=index, fence="hold", openers=openers)
+        replace(GPU, device=f"GPU-{index}", index=index, fence="watch", openers=openers)
         for index, openers in asked.items()
     ]
     several, one = finding_of(stands(answer=views.Status(tuple(devices), SERVICE)), "fence")
     last = datetime.fromtimestamp(NOW, UTC).astimezone().isoformat(" ", "minutes")
     assert several.text == (
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 0, 1, 5, which were not given to it, and was '
-        "let through (mode hold); `fence: {mode: refuse}` would refuse it; "
+        "let through (mode watch); `fence: {mode: refuse}` would refuse it; "
         f"at least 11 open attempts, the last one at {last}"
     )
     assert one.text.startswith(

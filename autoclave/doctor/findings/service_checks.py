@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autoclave.doctor.facts import service_facts
@@ -18,7 +18,7 @@ from policies.policy_model import Clear, FenceMode
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory
-from scrubber.core.model import NOWHERE, State
+from scrubber.core.model import NO_CONTAINER, NOWHERE, State
 from scrubber.fence.live_openers import KEPT_FOR
 
 KEEPS_OFF = (FenceMode.HOLD.value, FenceMode.REFUSE.value, views.OPEN_TO_ALL)  # what such a fence does now
@@ -199,7 +199,8 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     programs = [*_openers(guarded)]
     # Nothing is to be done about who has opened a GPU and may: the mode `refuse` alone refuses bystanders of the host.
     may = [of for of in programs if of[0].ignored and (of[0].exempt or not (of[0].in_pod or _refused(*of)))]
-    unsettled = [of for of in programs if of not in may and not of[0].is_settled(service.policy_since)]
+    let_in = [of for of in programs if of not in may and _hold_lets_in(*of, service.policy_since)]
+    unsettled = [of for of in programs if of not in (*may, *let_in) and not of[0].is_settled(service.policy_since)]
     tenants = frozenset(device.pod.partition("/")[0] for device in status.devices if not _is_uninvited(device)) - {""}
     for opener, asked_for in unsettled:
         yield _opener(opener, asked_for, tenants)
@@ -210,8 +211,10 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
                 yield warning(f"{opener} has GPU {device.name} ({device.device}) open, and the policy exempts it", KEPT)
     if may:
         names = [f"{it}{'' if it.exempt else ' (`refuse` would refuse it)'}" for it, _ in may]
-        more = f" and {len(names) - MOST} more (`autoclave fence plan` shows all)" if len(names) > MOST else ""
-        yield ok(f"these bystanders opened GPUs, and may keep them open: {', '.join(names[:MOST])}{more}")
+        yield ok(f"these bystanders opened GPUs, and may keep them open: {_listed(names)}")
+    if let_in:
+        text = f"the mode hold lets these programs of the host open GPUs: {_listed([str(it) for it, _ in let_in])}. "
+        yield ok(f"{text}Each use of a clean GPU costs a scrub, unless evict.bystanders names the program")
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
         text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
@@ -226,7 +229,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
         began = service.policy_since if programs else service.started
-        since, other = _minute(max(began, watched_for)), "other " if may else ""
+        since, other = _minute(max(began, watched_for)), "other " if may or let_in else ""
         yield ok(f"{text}; no {other}program asked for one that was not given to it since {since}")
 
 
@@ -245,6 +248,11 @@ def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.Open
         yield replace(newest, times=times, refused=refused), [device for _, device in pairs]
 
 
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST} more (`autoclave fence plan` shows all)" if len(names) > MOST else ""
+    return f"{', '.join(names[:MOST])}{more}"
+
+
 def _minute(wall: float) -> str:
     return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
 
@@ -258,6 +266,17 @@ def _refused(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) ->
     """Whether the fence refuses it, as it stands now."""
     refusing = {FenceMode.HOLD.value, FenceMode.REFUSE.value} if opener.in_pod else {FenceMode.REFUSE.value}
     return not opener.exempt and any(device.fence in refusing for device in devices)
+
+
+def _hold_lets_in(opener: views.OpenerView, devices: Iterable[views.DeviceStatus], policy_since: float) -> bool:
+    """Whether it is a program of the host, and its GPUs are kept from pods alone: the policy wants it so.
+
+    Nobody knows the place of some that have ended. Under the policy in force, the fence lets no such pod in.
+    """
+    is_of_host = opener.place.startswith("/") or opener.place == NO_CONTAINER
+    is_of_host |= not opener.place and opener.last >= policy_since
+    hold = FenceMode.HOLD.value
+    return is_of_host and not (opener.in_pod or opener.exempt) and all(device.fence == hold for device in devices)
 
 
 def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants: Collection[str]) -> Finding:
