@@ -206,6 +206,11 @@ class DeviceStatus:
         return device_name(self.index, self.slice)
 
     @property
+    def was_opened_idle(self) -> bool:
+        """Whether the pod on it was not given it, such as a monitor that has opened an idle GPU."""
+        return any(it.container == self.owner != "" and (it.foreign or it.exempt) for it in self.holders)
+
+    @property
     def exempt_holders(self) -> tuple[OpenerView, ...]:
         """The exempt programs that have it open now, as openers: they may have opened it before anybody counted."""
         return tuple(

@@ -56,6 +56,7 @@ class UnauthorisedUse:
     last: float  # wall time of the last use
     wiped: bool  # a scrub has passed since
     tenants: tuple[str, ...] = ()  # who had it then, by the best known name: a pod, a job, or the UID of a pod
+    held: bool = False  # somebody had it then, known or not: AutoclaveGpuOpened calls that ``had_by``
 
 
 def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedUse | None:
@@ -68,7 +69,7 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
     tenancies = list[_Tenancy]()
     for entry in entries:
         places = dict[str, str]()
-        at, is_late, tenant = entry.at.wall, False, ""
+        at, is_late, is_held, tenant = entry.at.wall, False, False, ""
         match entry.event:
             case ev.Granted(grant) | ev.GrantedUnproven(grant):
                 tenancies.append(_Tenancy(at, grant.owner))
@@ -84,14 +85,14 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
             case ev.Soiled(holders=holders, unnamed=unnamed):
                 places = {holder.container or NO_CONTAINER: "" for holder in holders} | ({"": ""} if unnamed else {})
             case ev.OpenAttempted(opener, held=held) if opener.was_let_through:
-                places = {opener.place: opener.pod}
+                places, is_held = {opener.place: opener.pod}, held
                 at, is_late = opener.last, not held and opener.last < passed  # such a row may come after the proof
                 if held:  # the row may also come after the end of the tenancy, and after the next grant
                     tenant = next((it.tenant for it in reversed(tenancies) if it.began <= at), "")
             case _:
                 pass
         if places and 0 <= uptime - entry.at.uptime <= LATELY:
-            (wiped if is_late else unwiped).append(_Use(at, places, tenant))
+            (wiped if is_late else unwiped).append(_Use(at, places, is_held, tenant))
     uses = unwiped or wiped
     if not uses:
         return None
@@ -99,14 +100,16 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
     if len(found) > 1:  # the others tell who it was
         found.pop("", None)
     tenants = dict.fromkeys(use.tenant for use in uses if use.tenant)
-    return UnauthorisedUse(found, max(use.at for use in uses), wiped=not unwiped, tenants=tuple(tenants))
+    held, last = any(use.held for use in uses), max(use.at for use in uses)
+    return UnauthorisedUse(found, last, wiped=not unwiped, tenants=tuple(tenants), held=held)
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
     at: float  # wall
     places: Mapping[str, str]
-    tenant: str  # who had the device; empty: nobody, or that is not known
+    held: bool  # somebody had the device
+    tenant: str  # who that was; empty: nobody, or that is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,8 @@ class StatusReporter:
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
-        device = replace(device, holders=tuple(_holder_view(it, pods, foreign=it in others) for it in holders))
+        shown = (self._holder_view(record, it, pods, foreign=it in others) for it in holders)
+        device = replace(device, holders=tuple(shown))
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
         is_owned, is_out = record.state in (State.GRANTED, State.IN_USE), record.state is State.QUARANTINED
@@ -245,6 +246,8 @@ class StatusReporter:
                 for it in beside_owner
                 if tenants.names.get(it.container or "", "").partition("/")[0] not in namespaces
             )
+        if grant is None and owner is not None and owner.unannounced:  # it opened an idle device
+            open_to = OpenTo.SERVICE
         if isinstance(open_to, Group) and grant is not None:  # its processes may have opened the device before that
             since = grant.at.wall
         let_in = self._let_in(record, since)
@@ -299,7 +302,8 @@ class StatusReporter:
         return tuple(
             device_status.after_use(
                 use if places else None, device_names.argument(record), fence, mode, exempt,
-                self._namespaces(record, tenants, use.tenants), kubelet=kubelet,
+                self._namespaces(record, tenants, use.tenants),
+                device_status.BREAK_IN if use.held else device_status.on_stranger(record), kubelet=kubelet,
             )
         )  # fmt: skip
 
@@ -332,7 +336,9 @@ class StatusReporter:
         """With whether the policy in force lets it in, though the device is not its own."""
         guard, uuid, container = self._context.observer.driver.guard, record.device.uuid, holder.container
         view = _holder_view(holder, pods, foreign=foreign)
-        if guard is None or (container is not None and container == record.tenancy.container):
+        owner, grant = record.tenancy.owner, record.tenancy.grant
+        is_tenant = owner is not None and container == owner.container and not (owner.unannounced and grant is None)
+        if guard is None or (container is not None and is_tenant):
             return view
         if container is not None:
             return replace(view, exempt=guard.exempts(uuid, view.pod, container, before=True))

@@ -41,6 +41,7 @@ NO_PODS: Mapping[str, str] = MappingProxyType({})
 NO_UNITS: Mapping[Holder, str] = MappingProxyType({})
 SAVE = "first save what `autoclave ledger export` prints"
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
+END, BREAK_IN = "if nobody needs it, end it", "if nobody knows it, treat it as a break-in"
 MOST = 3  # programs, places or namespaces that an advice names: it must stay short
 _PLACES = {NO_CONTAINER: "a process in no container", "": "a process that had ended before it could be named"}
 
@@ -261,7 +262,7 @@ def advice(  # noqa: PLR0913 - all that is known
         then, *more = _about(gpu, ailments.remedy(record.health.ailment).advice)
         return (*foreign, "let its owner end first", f"then {then}", *more)
     if blocked and first:
-        return (*first, AGAIN)
+        return (*foreign, *(unseen or ends([it for it in holders if it not in others], pods, units)), AGAIN)
     if blocked:
         return (f"remove what blocks the scrub: {blocked}", AGAIN)
     if record.scrubs.setback is not None:
@@ -301,6 +302,18 @@ def _release(gpu: str, who: str, owning_pod: str) -> str:
     return f"`autoclave release {gpu}{f' --owner {who}' if who else ' --force' if owning_pod else ''}`"
 
 
+def on_stranger(record: Record, others: Sequence[Holder] = ()) -> str:
+    """What to do about a program that nobody knows. ``BREAK_IN``, as it is, if somebody was given the device.
+
+    Otherwise the device is idle. ``others``: those that it was not given to. One may be its unannounced owner.
+    """
+    owner = record.tenancy.owner
+    is_idle = owner is None or (owner.unannounced and all(it.container == owner.container for it in others))
+    if record.tenancy.grant is not None or not is_idle:
+        return BREAK_IN
+    return END if record.tenancy.span is None else f"no scrub has passed since the last tenant, so {BREAK_IN}"
+
+
 def tenant(record: Record, pods: Mapping[str, str]) -> str:
     """Who may have data on a device that is handed out, as people call them; empty if that is nobody."""
     owner, acquired = record.tenancy.owner, record.tenancy.acquired_by
@@ -334,13 +347,16 @@ def on_others(
     shown = [*{it.container or str(it.pid): it for it in reversed(others)}.values()][::-1][:MOST]  # one of each pod
     more = f" and {len(others) - len(shown)} more (all: `autoclave status {gpu} -o json`)"
     read = f": the data of {of} may have been read" if of else ""
-    yield f"the GPU was not given to {holder_names(tuple(shown), pods)}{more if len(others) > len(shown) else ''}{read}"
-    yield SAVE
+    names, stranger = holder_names(tuple(shown), pods), on_stranger(record, others)
+    names += more if len(others) > len(shown) else ""
     containers = [it.container for it in shown if it.container is not None]
     in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
-    for pod in in_pods:
-        namespace, _, name = pod.partition("/")
-        yield f"save the specification of its pod: `kubectl -n {namespace} get pod {name} -o yaml`"
+    yield f"the GPU was not given to {names}{read}" if stranger == BREAK_IN else f"the idle GPU was opened by {names}"
+    if stranger != END:
+        yield SAVE
+        for pod in in_pods:
+            namespace, _, name = pod.partition("/")
+            yield f"save the specification of its pod: `kubectl -n {namespace} get pod {name} -o yaml`"
     yield from _if_monitors(in_pods, namespaces)
     of_node = [it for it in shown if it.container is None]
     if of_node:
@@ -349,7 +365,7 @@ def on_others(
     for container in dict.fromkeys(it for it in containers if it in tenants):
         name = f"the pod {pods[container]}" if container in pods else place_words(container)
         yield f"{name} is also the tenant of GPU {tenants[container]}: if you end it, its work there ends, too"
-    yield "if nobody knows it, treat it as a break-in, and end it:"
+    yield f"{stranger}:" if stranger == END else f"{stranger}, and end it:"
     yield from ends(shown, pods, units)
 
 
@@ -434,15 +450,15 @@ def keeps_out(  # noqa: PLR0913 - all that is known
         yield f"{rest} did so, too, and not more often: `autoclave history {gpu} --warnings` names all"
 
 
-def after_use(
+def after_use(  # noqa: PLR0913 - all that is known
     use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, exempt: Collection[str] = (),
-    namespaces: Namespaces = NO_NAMESPACES, *, kubelet: bool,
+    namespaces: Namespaces = NO_NAMESPACES, stranger: str = BREAK_IN, *, kubelet: bool,
 ) -> Iterator[str]:  # fmt: skip
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
     ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
     ``mode``: what the policy asks of the fence. ``exempt``: the places that the policy exempts now. ``kubelet``: the
-    node has one.
+    node has one. ``stranger``: what ``on_stranger`` says.
     """
     if use is None:
         return
@@ -455,7 +471,9 @@ def after_use(
         return
     named = [_PLACES.get(place) or place_words(place, pod) for place, pod in places.items()]
     names = ", ".join(named[:MOST]) + (f" and {len(named) - MOST} more" if len(named) > MOST else "")
-    yield f"the GPU was used by {names}, without a grant{during}, {at}: see `autoclave history {gpu} --warnings`"
+    used = f"the GPU was used by {names}, without a grant{during}"
+    did = used if stranger == BREAK_IN else f"the idle GPU was opened by {names}"
+    yield f"{did}, {at}: see `autoclave history {gpu} --warnings`"
     contained = {place: pod for place, pod in places.items() if is_contained(place)}
     keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
     if contained and keeps_pods_off:
@@ -470,7 +488,7 @@ def after_use(
         yield from _if_of_node(gpu, "", kubelet=kubelet)
         if mode is not FenceMode.REFUSE:
             yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
-    yield f"if nobody knows it, treat it as a break-in: {SAVE}"
+    yield stranger if stranger == END else f"{stranger}: {SAVE}"
 
 
 def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:

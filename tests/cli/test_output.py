@@ -74,7 +74,8 @@ def test_who_has_not_asked_for_a_day_is_only_counted(days):
 def test_a_status_says_what_the_fence_does_in_one_line():
     assert text_tables.fence([CLEAN], "") == ""
     assert text_tables.fence([ASKING, replace(BUSY, fence="watch")], "") == (
-        "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
+        "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs that were not given to them: "
+        "`autoclave explain 0`"
     )
     assert text_tables.fence([replace(CLEAN, fence="watch")], "") == "fence: watch on 1 GPU"
     assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)], "") == "fence: only watch on 1 GPU"
@@ -115,6 +116,10 @@ HOST = views.HolderView(9, "", "mon", "", foreign=True)
         (
             {"state": "in_use", "owner": "4711", "holders": (OWN,), "was_shared": True},
             "used by 4711; another container was on it, too",
+        ),
+        (
+            {"state": "in_use", "owner": "uid-8", "pod": "ns/evil", "holders": (EVIL,)},
+            "opened while idle, by ns/evil",
         ),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),

@@ -91,8 +91,10 @@ ATTEMPTED = {lives.B: "team/b"}
         ("after a proof", [proven(0), soiled(FOREIGN)], (FOREIGN_USE, NOW.wall, False)),
         ("before and after", [soiled(FOREIGN), proven(3), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, False)),
         ("before it, with a later row", [proven(9), attempt(5, held=False)], (ATTEMPTED, NOW.wall + 5, True)),
-        ("in the tenancy after it", [proven(9), HANDED_OUT, attempt(5, held=True)], (ATTEMPTED, NOW.wall + 5, False)),
-        ("the last of several", [attempt(7, held=True), attempt(5, held=True)], (ATTEMPTED, NOW.wall + 7, False)),
+        ("in the tenancy after it", [proven(9), HANDED_OUT, attempt(5, held=True)],
+         (ATTEMPTED, NOW.wall + 5, False, (), True)),
+        ("the last of several", [attempt(7, held=True), attempt(5, held=False)],
+         (ATTEMPTED, NOW.wall + 7, False, (), True)),
     ),
 )  # fmt: skip
 def test_an_unauthorised_use_is_wiped_by_a_later_proof(events, use):

@@ -386,7 +386,9 @@ def test_no_finding_exempts_the_namespace_of_a_tenant():
     pod = replace(OPENER, place="0a-uid", pod="site/x")
     [found] = finding_of(gpu(fence="watch", openers=(pod,), pod="site/train/main"), "fence")
     assert found.remedy.startswith("site is a namespace of tenants, so do not exempt it")
-    [found] = finding_of(gpu(fence="watch", openers=(pod,), pod="site/x"), "fence")
+    on_it = views.HolderView(9, "", "nvtop", pod.place, pod.pod, foreign=True)
+    idle = gpu(fence="watch", openers=(pod,), owner=pod.place, pod="site/x", holders=(on_it,))
+    [found] = finding_of(idle, "fence")
     assert "add site to evict.operator_namespaces" in found.remedy, "a monitor on an idle GPU is no tenant"
 
 

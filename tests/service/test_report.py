@@ -464,6 +464,33 @@ async def test_a_pod_that_the_kubelet_names_is_not_foreign(begin, given):
     assert ("was used by" in " ".join((await reporter.explain(device)).advice)) is not shares
 
 
+@pytest.mark.parametrize("is_proven", [True, False])
+async def test_a_monitor_on_an_idle_gpu_is_no_break_in(build, begin, is_proven):
+    """The label had_by of AutoclaveGpuOpened says that nobody had it."""
+    if is_proven:
+        world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    else:
+        world = build(fenced=True, policy="observe")
+        await world.start()
+    device, reporter, names = world.uuids[0], world.life.reporter, Tenants(names={"uid-9": "ops/monitor"})
+    await asyncio.sleep(1.0)
+    world.foreign(device, "monitor", "uid-9")
+    await asyncio.sleep(3)
+
+    async def look() -> Tenants:
+        return names
+
+    world.context.tenants = look
+    shown = (await reporter.status([device])).devices[0]
+    explained = await reporter.explain(device)
+    for it in (shown, explained.device):
+        assert (it.state, it.was_opened_idle) == (("dirty", False) if is_proven else ("in_use", True))
+    said = "; ".join(explained.advice)
+    assert ("the idle GPU was opened by" in said, "break-in" in said) == (True, False)
+    words = "add ops to evict.operator_namespaces", "if nobody needs it, end it:", "delete pod monitor"
+    assert [it for it in words if it not in said] == []
+
+
 @pytest.mark.parametrize("fenced", [True, False], ids=["with a fence", "without one"])
 async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
     """The driver lists none of them, so the rounds after a search see no holder."""

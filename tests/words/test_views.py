@@ -226,7 +226,32 @@ def test_the_ledger_is_saved_before_anybody_is_ended():
         'end the pod of "evil" (pid 9): `kubectl -n ns delete pod b`',
     )  # fmt: skip
     assert on_others(lives.IN_USE) == ()
-    assert on_others(lives.CLEAN, EVIL)[:2] == ('the GPU was not given to "evil" (pid 9, ns/b)', SAVE)
+
+
+@pytest.mark.parametrize(
+    ("record", "end"),
+    lives.rows(
+        ("clean", lives.SOILED, "if nobody needs it, end it:"),
+        ("it is on it", lives.FOUND_IN_USE, "if nobody needs it, end it:"),
+        ("not scrubbed since", lives.DIRTY, f"no scrub has passed since the last tenant, so {END_IT}"),
+    ),
+)
+def test_who_opens_an_idle_gpu_is_no_break_in(record, end):
+    """A monitor does that on each node. No data of a tenant can be read, unless the last one has left some."""
+    other = replace(EVIL, container=lives.B)
+    first, *rest = device_status.on_others(record, [other], {lives.B: "ns/b"}, {}, {}, kubelet=True)
+    assert (first, end in rest, SAVE in rest) == (
+        'the idle GPU was opened by "evil" (pid 9, ns/b)', True, "break-in" in end,
+    )  # fmt: skip
+    use = UnauthorisedUse({lives.B: "ns/b"}, NOW.wall, wiped=False)
+    stranger = device_status.on_stranger(record)
+    first, *_, last = device_status.after_use(use, "3", "", FenceMode.OFF, stranger=stranger, kubelet=True)
+    assert (first.startswith("the idle GPU was opened by pod ns/b"), "break-in" in last) == (True, "break-in" in end)
+
+
+def test_who_is_beside_an_unannounced_owner_may_be_a_break_in():
+    """Nobody knows whether that owner is a tenant."""
+    assert device_status.on_stranger(lives.FOUND_IN_USE, [HOST]) == device_status.BREAK_IN
 
 
 def test_advice_on_many_foreign_processes_is_short():

@@ -105,7 +105,9 @@ def fence(devices: Sequence[views.DeviceStatus], lacks: str) -> str:
     openers = (opener for device in asked for opener in device.openers if not opener.ignored)
     programs = len({(opener.command, opener.place) for opener in openers})
     names = ", ".join(f"`autoclave explain {device.argument}`" for device in asked[:1])
-    return f"fence: {modes_in_words}; {quantity(programs, 'program')} asked for GPUs of others: {names} names them"
+    return (
+        f"fence: {modes_in_words}; {quantity(programs, 'program')} asked for GPUs that were not given to them: {names}"
+    )
 
 
 def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
@@ -134,6 +136,8 @@ def describe(device: views.DeviceStatus) -> str:
         return f"{device.quarantine.reason}: {device.quarantine.detail}; {way_back}"
     if device.job is not None:
         return job(device.job)
+    if device.was_opened_idle:
+        return f"opened while idle, by {device.pod or device.owner}"
     if tenant := device.pod or device.owner:
         used = f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}{_others(device)}"
         return used if device.healthy else f"{used}; {device.why}"

@@ -132,7 +132,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield note
     if device.setback and device.quarantine is None and device.job is not None:
         yield f"the scrub before it failed: {device.setback}"
-    if device.owner and device.pod:  # the UID of the pod or of its claim, or a job of Slurm in that pod
+    # The UID of the pod or of its claim, or a job of Slurm in that pod
+    if device.owner and device.pod and not device.was_opened_idle:
         yield f"its owner is called {device.owner} in the events"
     if device.holders:
         rest = len(device.holders) - HOLDERS

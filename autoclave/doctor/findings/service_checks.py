@@ -201,7 +201,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     may = [of for of in programs if of[0].ignored and (of[0].exempt or not (of[0].in_pod or _refused(*of)))]
     let_in = [of for of in programs if of not in may and _hold_lets_in(*of, service.policy_since)]
     unsettled = [of for of in programs if of not in (*may, *let_in) and not of[0].is_settled(service.policy_since)]
-    tenants = frozenset(device.pod.partition("/")[0] for device in status.devices if not _is_uninvited(device)) - {""}
+    tenants = frozenset(device.pod.partition("/")[0] for device in status.devices if not device.was_opened_idle) - {""}
     for opener, asked_for in unsettled:
         yield _opener(opener, asked_for, tenants)
     seen = {(opener.place, opener.command) for opener, _ in unsettled}
@@ -255,11 +255,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _minute(wall: float) -> str:
     return calendar_time.utc(wall).astimezone().isoformat(" ", "minutes")
-
-
-def _is_uninvited(device: views.DeviceStatus) -> bool:
-    """Whether the pod on a device was not given it, such as a monitor that opened an idle one."""
-    return any(opener.pod and f"{device.pod}/".startswith(f"{opener.pod}/") for opener in device.openers)
 
 
 def _refused(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) -> bool:
