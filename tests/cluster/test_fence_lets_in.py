@@ -8,7 +8,13 @@ from signal import SIGKILL
 import pytest
 from lightkube.resources.core_v1 import Pod
 
+from ground import paths
+from scrubber.core.model import Holder
 from scrubber.devices.simulated import layout
+from scrubber.node import proc
+from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.pods import PodNames
+from scrubber.node.sandboxes import Sandboxes
 from tests.cluster.autoclave import SIMULATED
 from tests.cluster.cluster import container
 from tests.cluster.programs import MANIFESTS, NODE
@@ -84,23 +90,37 @@ async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(cluster, autoc
         await autoclave.devices(lambda device, before=before: device.state == "clean" and device.receipt != before, 0)
 
 
+@pytest.mark.parametrize("quality", QUALITIES)
+async def test_a_listed_program_in_a_pod_is_a_bystander(cluster, quality) -> None:
+    """The runtime's own files name its pod. In a namespace of processes as here, no service can look up who asks."""
+    await cluster.create("monitor", gpu_container(quality, "-for", "1h", gpus=0))
+    pod = await cluster.until(Pod, "monitor", lambda pod: pod is not None and pod.status.phase == "Running")
+    pid = _process(uid := str(pod.metadata.uid), "/gpuapp")
+    holder = Holder(pid, proc.status(f"/proc/{pid}").started, "gpuapp", uid)
+    names = PodNames(Sandboxes(Path("/")), Path(paths.POD_LOGS_DIR))
+    known = {
+        it: Bystanders([Bystander("/gpuapp", it)], Path("/proc"), names).knows(holder) for it in ("default", "other")
+    }
+    assert known == {"default": True, "other": False}
+
+
 async def test_a_pod_whose_sandbox_is_made_again_opens_its_gpus(cluster) -> None:
     await cluster.create("holder", container(gpus=2), restartPolicy="Always")
     await cluster.said("holder", "HOLDING")
     uid = str((await cluster.client.get(Pod, "holder")).metadata.uid)
-    os.kill(_sandbox(uid), SIGKILL)
+    os.kill(_process(uid, "/pause"), SIGKILL)
     await cluster.said("holder", "HOLDING", more=1)
 
 
-def _sandbox(uid: str) -> int:
+def _process(uid: str, program: str) -> int:
     commands = Path("/proc").glob("[0-9]*/cmdline")
     names = {uid, uid.replace("-", "_")}  # of the control group: by the driver cgroupfs, and systemd
-    [sandbox] = [
+    [process] = [
         it
         for it in commands
-        if _text(it).startswith("/pause") and any(name in _text(it.with_name("cgroup")) for name in names)
+        if _text(it).startswith(program) and any(name in _text(it.with_name("cgroup")) for name in names)
     ]
-    return int(sandbox.parent.name)
+    return int(process.parent.name)
 
 
 def _text(file: Path) -> str:

@@ -194,16 +194,27 @@ def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
     assert node.elsewhere == [Bystander(str(node.exe), "gpu-tools")]
 
 
-@pytest.mark.parametrize(("group", "known"), [("kubepods", True), ("kubepods/burstable", False)])
-def test_a_bystander_is_in_the_group_of_its_pod(node: Node, group: str, known: bool) -> None:  # noqa: FBT001 - a parameter
+SLICE = f"kubepods-burstable-pod{U.replace('-', '_')}.slice"
+
+
+@pytest.mark.parametrize(
+    ("made_for", "group", "known"),
+    [
+        (f"/kubepods/pod{U}/1", f"kubepods/pod{U}/1", True),
+        (f"/kubepods/pod{U}/1", f"kubepods/burstable/pod{U}/1", False),
+        (f"{SLICE}:cri-containerd:1", f"kubepods.slice/kubepods-burstable.slice/{SLICE}/cri-containerd-1.scope", True),
+        (f"{SLICE}:cri-containerd:1", f"kubepods/burstable/pod{U}/1", False),
+    ],
+)
+def test_a_bystander_is_in_the_group_of_its_pod(node: Node, made_for: str, group: str, *, known: bool) -> None:
     """Others may make a group with the UID of a monitor's pod, and start its program there."""
     sandbox = node.root / "run/containerd/io.containerd.runtime.v2.task/k8s.io/1"
     sandbox.mkdir(parents=True)
     annotations = {"container-type": "sandbox", "sandbox-namespace": "gpu-tools", "sandbox-name": "dcgm-exporter-x"}
     of_cri = {f"io.kubernetes.cri.{name}": value for name, value in annotations.items()}
-    written = {"annotations": of_cri, "linux": {"cgroupsPath": f"/kubepods/pod{U}/1"}}
+    written = {"annotations": of_cri, "linux": {"cgroupsPath": made_for}}
     (sandbox / "config.json").write_text(json.dumps(written))
-    (place := node.root / f"sys/fs/cgroup/{group}/pod{U}/1").mkdir(parents=True)
+    (place := node.root / "sys/fs/cgroup" / group).mkdir(parents=True)
     (place / "cgroup.procs").write_text("7\n")
     node.log(f"gpu-tools_dcgm-exporter-x_{U}")
     assert node.knows("gpu-tools", replace(node.holder, container=U)) is known
