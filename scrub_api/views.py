@@ -120,6 +120,11 @@ class HolderView:
         return process_names.describe(self.command, self.pid, user + (self.pod or self.container or "no container"))
 
 
+SESSIONS = "user.slice"
+# What to do about a program that may go on. The plan and doctor say the same.
+UNIT_OF_ITS_OWN = f"run it in a unit of its own, and exempt that: an exempt {SESSIONS} lets in all who can log in"
+
+
 @dataclass(frozen=True, slots=True)
 class OpenerView:
     """A program that asked for a device that was not given to it, in the last days."""
@@ -142,6 +147,11 @@ class OpenerView:
             return True
         is_no_pod = self.place.startswith(("/", "container:")) or " " in self.place
         return bool(self.pod) or (bool(self.place) and not is_no_pod)
+
+    @property
+    def in_session(self) -> bool:
+        """Whether somebody who has logged in started it."""
+        return self.place.startswith(f"/{SESSIONS}/")
 
     @property
     def where(self) -> str:

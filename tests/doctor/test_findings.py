@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from autoclave.cli.output import fence_plan
 from autoclave.doctor.finding import OTHER_USER, Level
 from autoclave.doctor.findings import all_checks, node_checks
 from autoclave.doctor.node_facts import (
@@ -444,10 +445,12 @@ def test_an_exempt_program_that_holds_a_gpu_is_named_once(asked):
 
 
 def test_a_program_of_a_session_needs_a_unit():
-    """To exempt all sessions lets in everybody who can log in."""
+    """To exempt all sessions lets in everybody who can log in. The plan says the same."""
     opener = replace(OPENER, command="dd", place="/user.slice/user-0.slice/session-3.scope")
     [found] = finding_of(gpu(fence="watch", openers=(opener,)), "fence")
-    assert "run it in a unit of its own, and name that in fence.exempt.units" in found.remedy
+    status = views.Status((replace(GPU, openers=(opener,)),), SERVICE)
+    [advised] = fence_plan.advice(fence_plan.planned(status, lambda _opener: fence_plan.Program()))
+    assert [it for it in (found.remedy, advised) if views.UNIT_OF_ITS_OWN not in it or "is exempt" in it] == []
 
 
 OBSERVE = concessions(load.load("observe").defaults)

@@ -16,7 +16,6 @@ HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRA
 SHORT = 86_400.0  # seconds: whoever comes once a day has not been counted yet
 BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED = "bystander", "exempt", "counted", "unknown", "refused"
 _SEVERITY = (BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED)
-_PEOPLE = "user.slice"
 _NO_PROGRAM = "-"  # the program of a row for a name that is exempt, and from which nobody asked
 
 
@@ -40,7 +39,7 @@ class Planned:
     refused: int  # of them
     hold: str  # what happens under ``fence.mode: hold``: bystander, exempt, counted, unknown or refused ...
     refuse: str  # ... and under ``refuse``
-    advice: str = ""  # an exempt program that is no bystander costs scrubs, and keeps GPUs out: what to do about that
+    advice: str = ""  # what to do about an exempt program that costs scrubs, and about one of somebody's session
 
     @property
     def cells(self) -> list[str]:
@@ -88,14 +87,16 @@ def _row(
         hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
         refuse=max((_let_in(opener) if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
     )
+    if row.hold == COUNTED and (row.kind, row.name) == ("unit", views.SESSIONS):
+        return replace(row, advice=_advice(row, ""))
     if row.hold != EXEMPT or all(opener.is_settled(policy_since) for opener in openers):
         return row
     return replace(row, advice=_advice(row, program.obstacle))
 
 
 def _advice(row: Planned, obstacle: str) -> str:
-    if (row.kind, row.name) == ("unit", _PEOPLE):
-        return "somebody started it in a session: end it when nobody needs it"
+    if (row.kind, row.name) == ("unit", views.SESSIONS):
+        return f"somebody started it in a session: end it when nobody needs it, or {views.UNIT_OF_ITS_OWN}"
     if row.kind in ("unit", "host") and is_interpreter(row.path):
         return (
             f"do not list {row.path}, which would let in each script that root runs: run this script with a copy of it "
@@ -110,11 +111,16 @@ def _advice(row: Planned, obstacle: str) -> str:
     return entry
 
 
+_COSTS = (
+    "is exempt, but did not count as a bystander: each opening ends the proof of a clean GPU, and nobody else gets a "
+    "GPU while the program keeps it open"
+)
+
+
 def advice(rows: Iterable[Planned]) -> list[str]:
-    """What an exemption does not do for a program. A bystander that is exempt has no row."""
+    """What an exemption does not do for a program, or does for too many. An exempt bystander has no row."""
     return [
-        f"{row.program} ({row.kind} {row.name}) is exempt, but did not count as a bystander: each opening ends the "
-        "proof of a clean GPU, and nobody else gets a GPU while the program keeps it open; " + row.advice
+        f"{row.program} ({row.kind} {row.name}) {_COSTS if row.hold == EXEMPT else 'opened GPUs'}; {row.advice}"
         for row in rows
         if row.advice
     ]
@@ -142,8 +148,8 @@ def _who(opener: views.OpenerView) -> tuple[str, str]:
         return "namespace", namespace
     if pod_groups.holds_pods(opener.place):  # its own group is gone, so nobody knows its namespace
         return "pod", "-"
-    if opener.place.startswith(f"/{_PEOPLE}/"):
-        return "unit", _PEOPLE
+    if opener.in_session:
+        return "unit", views.SESSIONS
     if opener.place.startswith("/"):
         unit = opener.place.rpartition("/")[2]
         return "unit", "\\x20".join((unit if unit.endswith((".service", ".scope")) else opener.place).split())

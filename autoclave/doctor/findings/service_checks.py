@@ -298,8 +298,7 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants
     did = "was refused" if opener.refused else did
     if opener.refused_in_part:
         did = f"were refused {quantity(opener.refused, 'time')}, but not each time"
-    of_session = opener.place.startswith("/user.slice/")
-    remedy = "run it in a unit of its own, and name that" if of_session else "name its unit"
+    remedy = f"{views.UNIT_OF_ITS_OWN}. Name it" if opener.in_session else "name its unit"
     remedy += " in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
     remedy += "already, its control group is younger than those of pods, and systemd does not say that it started the "
     remedy += "unit (of a slice it never says so): restart the unit, or for a slice the node"
