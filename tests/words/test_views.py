@@ -249,7 +249,7 @@ def test_who_opens_an_idle_gpu_is_no_break_in(record, end):
     assert (first.startswith("the idle GPU was opened by pod ns/b"), "break-in" in last) == (True, "break-in" in end)
 
 
-def test_who_is_beside_an_unannounced_owner_may_be_a_break_in():
+def test_who_is_beside_an_unannounced_owner_may_be_one():
     """Nobody knows whether that owner is a tenant."""
     assert device_status.on_stranger(lives.FOUND_IN_USE, [HOST]) == device_status.BREAK_IN
 
