@@ -303,7 +303,7 @@ class StatusReporter:
             device_status.after_use(
                 use if places else None, device_names.argument(record), fence, mode, exempt,
                 self._namespaces(record, tenants, use.tenants),
-                device_status.BREAK_IN if use.held else device_status.on_stranger(record), kubelet=kubelet,
+                device_status.BREAK_IN if use.held else device_status.on_foreign(record), kubelet=kubelet,
             )
         )  # fmt: skip
 

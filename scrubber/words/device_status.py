@@ -302,7 +302,7 @@ def _release(gpu: str, who: str, owning_pod: str) -> str:
     return f"`autoclave release {gpu}{f' --owner {who}' if who else ' --force' if owning_pod else ''}`"
 
 
-def on_stranger(record: Record, others: Sequence[Holder] = ()) -> str:
+def on_foreign(record: Record, others: Sequence[Holder] = ()) -> str:
     """What to do about a program that nobody knows. ``BREAK_IN``, as it is, if somebody was given the device.
 
     Otherwise the device is idle. ``others``: those that it was not given to. One may be its unannounced owner.
@@ -347,12 +347,12 @@ def on_others(
     shown = [*{it.container or str(it.pid): it for it in reversed(others)}.values()][::-1][:MOST]  # one of each pod
     more = f" and {len(others) - len(shown)} more (all: `autoclave status {gpu} -o json`)"
     read = f": the data of {of} may have been read" if of else ""
-    names, stranger = holder_names(tuple(shown), pods), on_stranger(record, others)
+    names, if_unknown = holder_names(tuple(shown), pods), on_foreign(record, others)
     names += more if len(others) > len(shown) else ""
     containers = [it.container for it in shown if it.container is not None]
     in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
-    yield f"the GPU was not given to {names}{read}" if stranger == BREAK_IN else f"the idle GPU was opened by {names}"
-    if stranger != END:
+    yield f"the GPU was not given to {names}{read}" if if_unknown == BREAK_IN else f"the idle GPU was opened by {names}"
+    if if_unknown != END:
         yield SAVE
         for pod in in_pods:
             namespace, _, name = pod.partition("/")
@@ -365,7 +365,7 @@ def on_others(
     for container in dict.fromkeys(it for it in containers if it in tenants):
         name = f"the pod {pods[container]}" if container in pods else place_words(container)
         yield f"{name} is also the tenant of GPU {tenants[container]}: if you end it, its work there ends, too"
-    yield f"{stranger}:" if stranger == END else f"{stranger}, and end it:"
+    yield f"{if_unknown}:" if if_unknown == END else f"{if_unknown}, and end it:"
     yield from ends(shown, pods, units)
 
 
@@ -452,13 +452,13 @@ def keeps_out(  # noqa: PLR0913 - all that is known
 
 def after_use(  # noqa: PLR0913 - all that is known
     use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, exempt: Collection[str] = (),
-    namespaces: Namespaces = NO_NAMESPACES, stranger: str = BREAK_IN, *, kubelet: bool,
+    namespaces: Namespaces = NO_NAMESPACES, if_unknown: str = BREAK_IN, *, kubelet: bool,
 ) -> Iterator[str]:  # fmt: skip
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
     ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
     ``mode``: what the policy asks of the fence. ``exempt``: the places that the policy exempts now. ``kubelet``: the
-    node has one. ``stranger``: what ``on_stranger`` says.
+    node has one. ``if_unknown``: what ``on_foreign`` says.
     """
     if use is None:
         return
@@ -472,7 +472,7 @@ def after_use(  # noqa: PLR0913 - all that is known
     named = [_PLACES.get(place) or place_words(place, pod) for place, pod in places.items()]
     names = ", ".join(named[:MOST]) + (f" and {len(named) - MOST} more" if len(named) > MOST else "")
     used = f"the GPU was used by {names}, without a grant{during}"
-    did = used if stranger == BREAK_IN else f"the idle GPU was opened by {names}"
+    did = used if if_unknown == BREAK_IN else f"the idle GPU was opened by {names}"
     yield f"{did}, {at}: see `autoclave history {gpu} --warnings`"
     contained = {place: pod for place, pod in places.items() if is_contained(place)}
     keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
@@ -488,7 +488,7 @@ def after_use(  # noqa: PLR0913 - all that is known
         yield from _if_of_node(gpu, "", kubelet=kubelet)
         if mode is not FenceMode.REFUSE:
             yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
-    yield stranger if stranger == END else f"{stranger}: {SAVE}"
+    yield if_unknown if if_unknown == END else f"{if_unknown}: {SAVE}"
 
 
 def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:
