@@ -12,6 +12,7 @@ number of such attempts.
 from __future__ import annotations
 
 import hashlib
+import math
 import select
 import threading
 import time
@@ -90,7 +91,9 @@ class Guard:
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
         self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
-        self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
+        self._had: dict[str, dict[str, frozenset[int]]] = {}  # by device and name: groups of those that it is open to
+        self._awaited: dict[str, frozenset[str]] = {}  # by device: those of them that have no known group now
+        self._in_doubt: dict[str, float] = {}  # ... since this uptime, so that the kernel counts them as others
         self._rules: dict[str, _Rule] = {}
         self._missed: dict[
             str, str
@@ -135,6 +138,9 @@ class Guard:
             self._device_of = {number: uuid for uuid, mine in numbers.items() for number in mine}
             self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
+            for uuid in changed:
+                if any(self._fence.own(number).judged is not None for number in numbers.get(uuid, ())):
+                    self._in_doubt[uuid] = _uptime()
             for uuid in counted:
                 self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
@@ -191,13 +197,18 @@ class Guard:
         with self._turn:
             if self._open_to.get(uuid) != open_to:
                 self._had.pop(uuid, None)
+                if uuid in self._in_doubt:  # what was asked before is nobody's: another one may have been the owner
+                    self._in_doubt[uuid] = _uptime()
             self._open_to[uuid] = open_to
             self._open(uuid)
 
     def owner_left(self, uuid: str) -> bool:
         """Whether the control groups to which the device was opened for a container or for pods were all removed."""
-        groups = self._had.get(uuid, frozenset())
+        groups = self._owner_groups(uuid)
         return bool(groups) and all(map(self._sources.is_gone, groups))
+
+    def _owner_groups(self, uuid: str) -> frozenset[int]:
+        return frozenset[int]().union(*self._had.get(uuid, {}).values())
 
     def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
@@ -213,6 +224,7 @@ class Guard:
                 self._rules[uuid] = replace(rule, failed=self._rule(uuid).failed)
             service = self._service if self._knows_processes else None
             uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
+            self._doubt(uuid, numbers)
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
@@ -254,18 +266,39 @@ class Guard:
         A pod whose group is not known has none: it is there before the first container of the pod. So has one whose
         group was removed, because it has ended.
         """
+        self._awaited[uuid] = frozenset()
         match self._open_to.get(uuid, OpenTo.SERVICE):
             case OpenTo.SERVICE:
                 return frozenset()
             case Group(group):
                 return frozenset({group})
             case Container() | Pods() as tenant:
-                groups = frozenset[int]().union(*map(self._sources.groups, tenant.names))
-                if groups or uuid not in self._had:  # this life has not seen the group, but the last one may have
-                    self._had[uuid] = groups or self._in_kernel(uuid)
-                return groups if groups or terms.pods_have_groups else None
+                found = {name: groups for name in tenant.names if (groups := self._sources.groups(name))}
+                if found:
+                    self._had[uuid] = {name: it for name, it in self._had.get(uuid, {}).items() if name} | found
+                elif uuid not in self._had:  # this life has not seen the group, but the last one may have
+                    self._had[uuid] = {"": self._in_kernel(uuid)}
+                if not found and not terms.pods_have_groups:
+                    return None
+                self._awaited[uuid] = tenant.names - found.keys()
+                return frozenset[int]().union(*found.values())
             case _:
                 return None
+
+    def _doubt(self, uuid: str, numbers: Iterable[DeviceNumber]) -> None:
+        """Begin to note whose attempts are counted, if an owner has no known group; end it with the owner."""
+        if self._awaited[uuid] and uuid not in self._in_doubt:
+            for number in numbers:
+                if (own := self._fence.own(number)).judged is None:
+                    self._fence.keep_own(number, replace(own, judged=self._asked(number)))
+            self._in_doubt[uuid] = _uptime()
+        elif uuid in self._in_doubt and isinstance(self._open_to.get(uuid), OpenTo):
+            for number in numbers:
+                self._fence.keep_own(number, replace(self._fence.own(number), judged=None))
+            del self._in_doubt[uuid]
+
+    def _asked(self, number: DeviceNumber) -> int:
+        return (self._fence.counts(number) or Counts(0, 0)).asked
 
     def _in_kernel(self, uuid: str) -> frozenset[int]:
         members = (self._fence.members(number).items() for number in self._numbers[uuid])
@@ -439,6 +472,8 @@ class Guard:
 
         No count is said by it: what is ignored later was no use.
         """
+        if uuid in self._in_doubt:
+            self._take_attempts(time.monotonic() + _PATIENCE)
         at = clock.now()
         with self._turn:
             terms, numbers = self._sources.terms(uuid), self._numbers.get(uuid)
@@ -454,19 +489,20 @@ class Guard:
                     return FenceReading(at, why="somebody has taken the fence away")
                 if why := self._changed_by_others(uuid):
                     return FenceReading(at, why=why)
+                self._settle(uuid, ends=False)  # what could not be read meanwhile
                 counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
-                kept = list(map(self._fence.kept, numbers))
+                kept, own = list(map(self._fence.kept, numbers)), list(map(self._fence.own, numbers))
             except OSError as error:
                 return FenceReading(at, why=f"the kernel does not say what the fence has counted: {error.strerror}")
-        refused = sum(it.refused for it in counts)
+        refused, unknown = sum(it.refused for it in counts), sum(it.unknown for it in own)
         return FenceReading(
             at,
             terms.kept_off.mode,
             "",
-            self._counter(numbers),
-            passed=sum(it.asked for it in counts) - refused,
+            self._counter(numbers) + (f"+{unknown}" if unknown else ""),
+            passed=sum(it.asked for it in counts) - refused - sum(it.passed for it in own),
             ignored=sum(it.ignored for it in kept),
-            refused=refused,
+            refused=refused - sum(it.refused for it in own),
             gaps=sum(it.gaps for it in kept),
             exempt=terms.exempt_digest,
             below=self._sources.below,
@@ -531,22 +567,69 @@ class Guard:
         try:
             if self._ending.is_set():
                 return True
-            refused = set[str]()
-            for attempt in self._fence.attempts.new():
-                uuid = self._device_of.get(attempt.device)
-                if uuid is None:
+            with self._turn:
+                known = {uuid for uuid in self._in_doubt if not self._awaited.get(uuid)}
+            new = [(self._device_of.get(attempt.device), attempt) for attempt in self._fence.attempts.new()]
+            asked = [(uuid, attempt) for uuid, attempt in new if uuid is not None]
+            with self._turn:
+                for uuid in {uuid for uuid, attempt in asked if attempt.refused or uuid in self._in_doubt}:
+                    self._open(uuid)  # perhaps to a group that began after the last round
+            for uuid, attempt in asked:
+                if self._is_own(uuid, attempt):
                     continue
                 if attempt.refused:  # the kernel says that it was no use
                     self._refused.append((uuid, attempt))
-                    refused.add(uuid)
                 elif self._look_up(uuid, attempt):
                     self._ignore(uuid, attempt)
-            with self._turn:
-                for uuid in refused:
-                    self._open(uuid)  # perhaps to a group that began after the last round
+            with self._turn, suppress(OSError):  # then it is done the next time
+                for uuid in [*self._in_doubt]:
+                    self._settle(uuid, ends=uuid in known)
             return True
         finally:
             self._reading.release()
+
+    def _is_own(self, uuid: str, attempt: Attempt) -> bool:
+        """Whether an owner made the attempt that the kernel has counted as another's. Notes whose it was, if known.
+
+        A name decides only that it is not known: who may make control groups can make one with any name.
+        """
+        if attempt.uptime < self._in_doubt.get(uuid, math.inf):
+            return False
+        is_own = not self._owner_groups(uuid).isdisjoint((attempt.group, *attempt.above))
+        if not is_own:
+            place = self._ignored.place(attempt)
+            if place is None or not place.name or place.container in self._awaited.get(uuid, ()):
+                return False
+            if place.container is None and attempt.group not in place.groups:  # its group is gone
+                return False
+        with self._turn:
+            try:
+                own = self._fence.own(attempt.device)
+                if own.judged is None:
+                    return False
+                if is_own and not attempt.refused:
+                    self._take_off(uuid, attempt, own=True)
+                    own = self._fence.own(attempt.device)
+                elif is_own:
+                    own = replace(own, refused=own.refused + 1)
+                judged = min((own.judged or 0) + 1, self._asked(attempt.device))
+                self._fence.keep_own(attempt.device, replace(own, judged=judged))
+            except OSError as error:  # then it stays one of unknown programs
+                logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
+                return False
+        return is_own
+
+    def _settle(self, uuid: str, *, ends: bool) -> None:
+        """Note of how many attempts it is not known whose they are: all have been read that could be."""
+        if uuid not in self._in_doubt:
+            return
+        for number in self._numbers.get(uuid, ()):
+            own, asked = self._fence.own(number), self._asked(number)
+            if own.judged is not None and (ends or asked > own.judged):
+                unknown = own.unknown + max(asked - own.judged, 0)
+                self._fence.keep_own(number, replace(own, unknown=unknown, judged=None if ends else asked))
+        if ends:
+            del self._in_doubt[uuid]
 
     def _look_up(self, uuid: str, attempt: Attempt) -> bool:
         """Find and remember who made the attempt, unless it was the service. Whether the attempt is not a use."""
@@ -579,7 +662,7 @@ class Guard:
             except OSError as error:  # it stays a use
                 logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
 
-    def _take_off(self, uuid: str, attempt: Attempt) -> None:
+    def _take_off(self, uuid: str, attempt: Attempt, *, own: bool = False) -> None:
         if attempt.device not in self._numbers.get(uuid, ()):
             return
         was_said = attempt.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
@@ -589,8 +672,12 @@ class Guard:
             if kept.proof:  # before it is taken off: a service that is killed in between must not hide a later use
                 self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
             self._more[uuid] = self._more.get(uuid, 0) + 1
-        kept = self._fence.kept(attempt.device)
-        self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
+        if own:
+            passed = self._fence.own(attempt.device)
+            self._fence.keep_own(attempt.device, replace(passed, passed=passed.passed + 1))
+        else:
+            kept = self._fence.kept(attempt.device)
+            self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
 
     def _read(self) -> None:
         attempts, everything = select.poll(), select.poll()

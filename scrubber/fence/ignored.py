@@ -123,7 +123,7 @@ class IgnoredAttempts:
         if judged is not None and attempt.uptime < judged.until:  # it asks again and again
             return judged
         holder = self._holder(attempt)
-        place = self._place(attempt)
+        place = self.place(attempt)
         groups = place.groups if place is not None else frozenset({attempt.group, *attempt.above})
         if self._service in groups and self._sources.is_ours(attempt.pid):
             return None
@@ -156,7 +156,7 @@ class IgnoredAttempts:
             self._recognised[who] = attempt.uptime + _RECOGNISED_FOR
         return recognised
 
-    def _place(self, attempt: Attempt) -> GroupPlace | None:
+    def place(self, attempt: Attempt) -> GroupPlace | None:
         """Where a process ran: its group, or the nearest one above it that is still there.
 
         The groups of the node are read again for a group that has not asked lately: it may be new.

@@ -133,7 +133,7 @@ class OpenAttemptRows:
                 del self._given[uuid]
             elif guard is not None and not (reading := guard.reading(uuid)).why:
                 del self._given[uuid]
-                if reading.counter != given.counter:
+                if reading.counted_by != given.counted_by:
                     guard.note_gap(uuid, ANEW)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:

@@ -481,7 +481,8 @@ class Guarded:
         is_owner = bool(groups & device.let_in)
         is_service = self.group("service") in groups
         device.refusals += not passed
-        device.others += passed and not is_owner and not is_service
+        owner = self.group(device.open_to.name) if isinstance(device.open_to, Container) else 0
+        device.others += passed and not is_owner and not is_service and owner not in groups
         is_free = is_owner or is_service or bool(groups & device.exempt)
         is_changed = device.tampered and number == min(device.numbers, key=str)
         stands = device.guarded and self.attached and not is_changed

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from demo import groups
 from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
-from scrubber.core.fencing import KeptOff, open_to
-from scrubber.core.guarded import between
+from scrubber.core.fencing import Container, KeptOff, open_to
+from scrubber.core.guarded import NAMELESS, Guarded, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, Missed, UseCounter
@@ -31,7 +32,7 @@ from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Fence
 from scrubber.fence.live_openers import Answer
 from scrubber.node import proc
-from scrubber.node.cgroup_tree import Tree
+from scrubber.node.cgroup_tree import GroupIds, Tree
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.processes import Processes
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
@@ -96,11 +97,13 @@ class Asking:
     def until_looked_up(self) -> None:
         """Wait until it is known who has asked in vain: no use counter does."""
         ends = time.monotonic() + WITHIN
-        while self.guard._refused or self.guard._fence.attempts.waiting():
+        while self._looks_up():
             assert time.monotonic() < ends
             time.sleep(0.001)
-        with self.guard._reading:
-            pass
+
+    def _looks_up(self) -> bool:
+        with self.guard._reading:  # who reads has some in its hands
+            return bool(self.guard._refused) or self.guard._fence.attempts.waiting()
 
     def uses(self) -> int:
         return self.said().uses
@@ -183,6 +186,98 @@ def test_a_pod_without_a_known_group_opens_nothing(asking: Asking, foreign: Path
     asking.guard.renew()
     assert run(foreign, OPENS) == "opened"
     assert asking.uses() == 0
+
+
+UID = "0f5b4c5e-0000-4000-8000-00000000000b"
+OF_POD = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
+TWICE = f"{OPENS}\n{OPENS}"  # the kernel sends the first refused attempt only
+
+
+def during(asking: Asking, happens: Callable[[], object], *, refuse: bool = True) -> Guarded:
+    """What the fence says about a tenancy of a pod whose control group is made after its beginning."""
+    asking.terms = Terms(refuse=refuse)
+    asking.keep(OF_POD)
+    before = asking.guard.reading(DEVICE)
+    happens()
+    return between(before, asking.guard.reading(DEVICE))
+
+
+def is_found(asking: Asking, group: Path) -> None:
+    """The group of a pod can be found from now on, as on a node."""
+    found = GroupIds(group)
+    asking.sources = replace(asking.sources, groups=found.of)
+    asking.guard._sources = asking.guard._ignored._sources = asking.sources
+
+
+@pytest.mark.parametrize("refuse", [True, False], ids=["refused", "watched"])
+def test_a_pod_whose_group_comes_late_is_no_other(asking: Asking, group: Path, foreign: Path, *, refuse: bool) -> None:
+    is_found(asking, group)
+
+    def opens() -> None:
+        run(groups.of_container(group, UID), OPENS)
+        run(groups.of_container(group, UID), OPENS)
+        run(foreign, OPENS)
+
+    said = during(asking, opens, refuse=refuse)
+    assert (said.let_through, said.refused, said.why) == ((0, 1, "") if refuse else (1, 0, ""))
+    assert [it.opener.place.rpartition("/")[2] for it in asking.guard.openers.of(DEVICE)] == ["foreign"]
+    asking.keep(lives.DIRTY)
+    assert run(groups.of_container(group, UID), OPENS) == ("refused" if refuse else "opened")
+    asking.until_looked_up()
+    assert len(asking.guard.openers.of(DEVICE)) == 2, "after its tenancy it is one of the others"
+
+
+def test_others_before_the_group_of_a_pod_is_known_count(asking: Asking, foreign: Path) -> None:
+    said = during(asking, lambda: run(foreign, OPENS))
+    assert (said.refused, said.why) == (1, "")
+
+
+@pytest.mark.parametrize("what", ["another group with its name", "a group that is gone", "too many to be told"])
+def test_an_attempt_that_may_be_the_owners_is_unknown(asking: Asking, group: Path, foreign: Path, what: str) -> None:
+    def opens() -> None:
+        match what:
+            case "another group with its name":
+                run(groups.of_container(group, UID), OPENS)
+            case "a group that is gone":
+                with asking.guard._reading:
+                    run(made := made_group(group / "short"), OPENS)
+                    made.rmdir()
+                    asking.sources.read()
+            case _:
+                with asking.guard._reading:
+                    run(foreign, TWICE)
+
+    said = during(asking, opens)
+    assert (said.mode, said.why) == (FenceMode.OFF, NAMELESS)
+    assert not asking.guard._fence.own(FULL).refused
+
+
+def test_another_owner_has_not_asked_before_it_was_one(asking: Asking, group: Path) -> None:
+    is_found(asking, group)
+    asking.terms = Terms(refuse=True)
+    asking.keep(lives.IN_USE_BY_B)
+    before = asking.guard.reading(DEVICE)
+    with asking.guard._reading:
+        run(groups.of_container(group, UID), OPENS)
+        asking.guard.changed(DEVICE, Container(UID))
+    assert between(before, asking.guard.reading(DEVICE)).why == NAMELESS
+
+
+def test_a_later_service_does_not_take_an_owner_for_others(
+    asking: Asking, standing: Fence, service: Path, group: Path
+) -> None:
+    """While none was running, the pod has opened the device, and its group was not known yet."""
+
+    def opens() -> None:
+        asking.guard._ending.set()
+        asking.guard._reader.join()
+        run(container := groups.of_container(group, UID), OPENS)
+        is_found(asking, group)
+        asking.guard = Guard(standing, identity(service), asking.sources)
+        asking.keep(OF_POD)
+        assert run(container, OPENS) == "opened"
+
+    assert during(asking, opens).why == NAMELESS
 
 
 def test_a_node_whose_pods_have_no_groups_counts_all(asking: Asking, foreign: Path) -> None:
