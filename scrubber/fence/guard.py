@@ -1,7 +1,8 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-An attempt that was refused or is ignored is not a use. All others count. A process that could open a device uncounted,
-and that is still running when the device is closed to it, counts too: it may have the device open.
+An attempt is not a use if it was refused, is ignored, or is the owner's own. All others count. A process that could
+open a device uncounted, and that is still running when the device is closed to it, counts too: it may have the device
+open.
 
 Two locks. While the attempts are read and their processes are looked up, only a reader of the use counter waits, and
 not for long. The rules and the counts have a lock of their own, under which nothing is looked up for an attempt. Who
@@ -204,11 +205,8 @@ class Guard:
 
     def owner_left(self, uuid: str) -> bool:
         """Whether the control groups to which the device was opened for a container or for pods were all removed."""
-        groups = self._owner_groups(uuid)
+        groups = frozenset[int]().union(*self._had.get(uuid, {}).values())
         return bool(groups) and all(map(self._sources.is_gone, groups))
-
-    def _owner_groups(self, uuid: str) -> frozenset[int]:
-        return frozenset[int]().union(*self._had.get(uuid, {}).values())
 
     def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
@@ -276,7 +274,7 @@ class Guard:
                 found = {name: groups for name in tenant.names if (groups := self._sources.groups(name))}
                 if found:
                     self._had[uuid] = {name: it for name, it in self._had.get(uuid, {}).items() if name} | found
-                elif uuid not in self._had:  # this life has not seen the group, but the last one may have
+                elif uuid not in self._had:  # an earlier life may have seen it, or let in itself
                     self._had[uuid] = {"": self._in_kernel(uuid)}
                 if not found and not terms.pods_have_groups:
                     return None
@@ -593,9 +591,11 @@ class Guard:
 
         A name decides only that it is not known: who may make control groups can make one with any name.
         """
-        if attempt.uptime < self._in_doubt.get(uuid, math.inf):
+        since = self._in_doubt.get(uuid, math.inf)
+        if attempt.uptime < since:
             return False
-        is_own = not self._owner_groups(uuid).isdisjoint((attempt.group, *attempt.above))
+        found = (groups for name, groups in self._had.get(uuid, {}).items() if name)
+        is_own = not frozenset[int]().union(*found).isdisjoint((attempt.group, *attempt.above))
         if not is_own:
             place = self._ignored.place(attempt)
             if place is None or not place.name or place.container in self._awaited.get(uuid, ()):
@@ -605,7 +605,7 @@ class Guard:
         with self._turn:
             try:
                 own = self._fence.own(attempt.device)
-                if own.judged is None:
+                if own.judged is None or self._in_doubt.get(uuid) != since:  # there is another owner by now
                     return False
                 if is_own and not attempt.refused:
                     self._take_off(uuid, attempt, own=True)

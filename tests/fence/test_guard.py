@@ -220,6 +220,7 @@ def test_a_pod_whose_group_comes_late_is_no_other(asking: Asking, group: Path, f
 
     said = during(asking, opens, refuse=refuse)
     assert (said.let_through, said.refused, said.why) == ((0, 1, "") if refuse else (1, 0, ""))
+    asking.until_looked_up()
     assert [it.opener.place.rpartition("/")[2] for it in asking.guard.openers.of(DEVICE)] == ["foreign"]
     asking.keep(lives.DIRTY)
     assert run(groups.of_container(group, UID), OPENS) == ("refused" if refuse else "opened")
@@ -230,6 +231,17 @@ def test_a_pod_whose_group_comes_late_is_no_other(asking: Asking, group: Path, f
 def test_others_before_the_group_of_a_pod_is_known_count(asking: Asking, foreign: Path) -> None:
     said = during(asking, lambda: run(foreign, OPENS))
     assert (said.refused, said.why) == (1, "")
+
+
+def test_whom_an_earlier_service_let_in_is_not_the_owner(asking: Asking, standing: Fence, foreign: Path) -> None:
+    """It let in itself, for example."""
+    standing.set(FULL, {identity(foreign)}, refuse=True)
+    asking.terms = Terms(refuse=True)
+    asking.guard.changed(DEVICE, Container(UID))
+    asking.guard.learn(FULL_ONLY)
+    before = asking.guard.reading(DEVICE)
+    run(foreign, OPENS)
+    assert between(before, asking.guard.reading(DEVICE)).refused == 1
 
 
 @pytest.mark.parametrize("what", ["another group with its name", "a group that is gone", "too many to be told"])

@@ -205,7 +205,7 @@ PLANTED = [
     Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
-    Mutant(GUARD, "is_own = not self._owner_groups(uuid).isdisjoint", "is_own = bool", tests=IN_GUARD),
+    Mutant(GUARD, "is_own = not frozenset[int]().union(*found).isdisjoint", "is_own = bool", tests=IN_GUARD),
     Mutant(GUARD, "or place.container in self._awaited.get(uuid, ()):", "or False:", tests=IN_GUARD),
     Mutant(GUARD, "if place.container is None and attempt.group not in place.groups:", "if False:", tests=IN_GUARD),
     Mutant(GUARD, "unknown = own.unknown + max(asked - own.judged, 0)", "unknown = own.unknown", tests=IN_GUARD),
