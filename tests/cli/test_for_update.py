@@ -216,6 +216,12 @@ def test_values_that_left_or_stop_a_pod_are_named(state, examine, tmp_path):
     assert texts(found, "fence", "warning") == [], "policy.fence replaces what the policy says"
 
 
+def test_flags_that_are_no_list_are_broken(state, examine, tmp_path):
+    (tmp_path / "values.yaml").write_text("scrubber: {extraArgs: --create-gate}")
+    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    assert (code, "found text" in texts(found, "values", "broken")[0]) == (1, True)
+
+
 @pytest.mark.parametrize("text", ["", "null\n", "USER-SUPPLIED VALUES:\nbackend: nvidia\n"])
 def test_values_as_helm_prints_them_are_read(state, examine, tmp_path, text):
     (tmp_path / "values.yaml").write_text(text)
@@ -503,6 +509,9 @@ def spoil(kind, place, folder):
         case "no yaml":
             (folder / "values.yaml").write_text("a: [1\n")
             return [place, "--values", folder / "values.yaml"]
+        case "no section":
+            (folder / "values.yaml").write_text("policy: strict\n")
+            return [place, "--values", folder / "values.yaml"]
         case "no values":
             return [place, "--values", folder / "values.yaml"]
         case "no policy":
@@ -523,6 +532,7 @@ def spoil(kind, place, folder):
         ("lost", 1, "ledger.db.head exist; do not update yet: a start sets its files aside, and then knows no quarant"),
         ("no ledger", 1, "it is not a ledger"),
         ("no yaml", 2, "it is not YAML"),
+        ("no section", 2, 'policy: found text "strict", expected a mapping'),
         ("no values", 2, "No such file or directory; name the file that Helm gets"),
         ("no policy", 2, "expected a policy file or one of default,"),
         ("--only", 2, "--only does not work with --for-update, which checks once"),

@@ -14,6 +14,7 @@ from ground.documents.faults import describe
 from ground.errors import FatalError
 
 Values = Mapping[str, Any]
+SECTIONS = ("policy", "scrubber", "plugin")  # those of the values that a check of an update reads
 
 
 def read_values(path: Path) -> Values:
@@ -28,8 +29,11 @@ def read_values(path: Path) -> Values:
     except (YAMLError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         raise FatalError(f"cannot read the values {path}: it is not YAML ({why})", remedy) from error
-    if not isinstance(found, dict | None):
-        raise FatalError(f"cannot read the values {path}: found {describe(found)}, expected a mapping", remedy)
+    sections = [(f"{name}: ", found[name]) for name in SECTIONS if name in found] if isinstance(found, dict) else []
+    for place, section in [("", found), *sections]:
+        if not isinstance(section, dict | None):
+            text = f"cannot read the values {path}: {place}found {describe(section)}, expected a mapping"
+            raise FatalError(text, remedy)
     return found or {}
 
 

@@ -11,6 +11,7 @@ from autoclave.doctor.facts.update_facts import Choice, PolicyAsRead, Update
 from autoclave.doctor.finding import Finding, broken, ok, warning
 from autoclave.doctor.findings import node_checks
 from autoclave.doctor.node_facts import CheckFault
+from ground.documents.faults import describe
 from ground.quantities import quantity
 from policies import load, match
 from policies.policy_model import FenceMode, Mode, Policy, PolicySet
@@ -370,6 +371,10 @@ def _values(update: Update) -> Iterator[Finding]:
             text = f"the chart refuses the value {name}: {chosen} does not exist{hint}"
             findings.append(broken(text, f"choose one of {', '.join(filter(None, words))}"))
     for name, known in update.flags.items():
+        found = chart_values.value_of(values, name)
+        if not isinstance(found, list | None):
+            text = f"the chart refuses the value {name}: found {describe(found)}, expected a list"
+            findings.append(broken(text, "write each flag as an entry of a list"))
         for argument in _list(update, name):
             flag = str(argument).partition("=")[0]
             if flag.startswith("-") and flag not in known:
