@@ -408,7 +408,7 @@ def test_only_a_group_without_the_service_has_devices(asking: Asking, group: Pat
 
 
 OPENS_AGAIN = """
-import sys
+print('ready', flush=True)
 for line in sys.stdin:
     os.close(os.open('/dev/full', os.O_RDONLY))
     print('opened', flush=True)
@@ -417,7 +417,7 @@ for line in sys.stdin:
 
 @contextmanager
 def opener(place: Path) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A process in this control group, and what makes it open the device."""
+    """A process in this control group, and what makes it open the device. Its name is that of its program."""
     enter = f"import os, sys; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
     command = [sys.executable, "-S", "-c", enter + OPENS_AGAIN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
@@ -428,8 +428,10 @@ def opener(place: Path) -> Iterator[tuple[int, Callable[[], None]]]:
             process.stdin.write("\n")
             assert process.stdout.readline() == "opened\n"
 
-        yield process.pid, opens
         assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"  # Popen returns before the process has its name
+        yield process.pid, opens
         process.stdin.close()
 
 
