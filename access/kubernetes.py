@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from access import manifest_files, pod_states
+from access.cluster_offers import expect_offers
 from access.hearing import ANSWERS_WITHIN, Ear, Secrets, answer_of
 from access.interruption import Interruption
 from access.manifest_files import NOT_ROOT, Cluster
@@ -25,6 +25,7 @@ RIGHTS_INSIDE = (
     "create configmaps", "create resourcequotas",
 )  # fmt: skip
 CLAIM_RIGHTS = ("create resourceclaimtemplates.resource.k8s.io",)
+PLACED_WITHIN = 120.0  # seconds until the scheduler finds a node for a pod: a GPU may be in use for a moment
 _SAYS_EVERY = 5.0  # seconds: what a pod waits for
 _ENDS_WITHIN = 30  # seconds, of a pod that nothing holds up
 _SETTLED_WITHIN = 30.0  # seconds until a new namespace has its quota counted, and an account
@@ -45,11 +46,15 @@ class Pods:
     pause: float = 0.5  # seconds between two looks at a pod
     _has_namespace: bool = False
 
-    def begin(self) -> None:
-        """Ask for the rights, make the namespace with its quota, and find out whether a plain pod may be root."""
+    def expect(self) -> None:
+        """ContainerFailed if the account lacks a right, or the cluster what the flags name. Nothing is made."""
         claim = CLAIM_RIGHTS if self.cluster.device_class else ()
         inside = places.can_i(self.own.namespace, (*RIGHTS_INSIDE, *claim))
         expect_rights(places.can_i("", RIGHTS) | inside, "docs/access.md")
+        expect_offers(self.cluster)
+
+    def begin(self) -> None:
+        """Make the namespace with its quota, and find out whether a plain pod may be root."""
         self.interruption.check()
         self._has_namespace = True
         self._need("namespace")
@@ -76,17 +81,19 @@ class Pods:
 
     def answer(self, role: str, within: float) -> Outcome:
         """Wait until the container runs or has ended, and read the first line of its log."""
-        ends, last = time.monotonic() + within, time.monotonic()
+        began, says, said = time.monotonic(), _SAYS_EVERY, ""
         pod, container = _place(role)
-        while (state := self._state(role)) not in (RUNNING, TERMINATED):
+        while (state := pod_states.state(status := self._status(role), container)) not in (RUNNING, TERMINATED):
             self.interruption.check()
             if not isinstance(state, str):
                 return state
-            if time.monotonic() > ends:
-                return Unanswered(f"it did not start within {within:g} s: {state}")
-            if time.monotonic() > last + _SAYS_EVERY:
-                self.tell(f"{role}: {state}")
-                last = time.monotonic()
+            waited, unplaced = time.monotonic() - began, pod_states.is_unplaced(status)
+            if waited > (limit := min(within, PLACED_WITHIN) if unplaced else within):
+                check = f"; check {self.cluster.flags}" if unplaced and role == "owner" else ""
+                return Unanswered(f"it did not start within {limit:g} s: {state}{check}")
+            if waited > says or (unplaced and state != said):
+                self.tell(f"{role} waits: {state}")
+                says, said = waited + _SAYS_EVERY, state
             self.interruption.wait(self.pause)
         logs = Ear([*self._kubectl, "logs", pod, f"--container={container}", "--follow"])
         try:
@@ -96,11 +103,11 @@ class Pods:
 
     def runs(self, role: str) -> bool:
         """Whether its container runs."""
-        return self._state(role) == RUNNING
+        return pod_states.state(self._status(role), _place(role)[1]) == RUNNING
 
     def address(self, role: str) -> str:
         """The address of the pod."""
-        address = self._pod(role).get("status", {}).get("podIP", "")
+        address = self._status(role).get("podIP", "")
         return f"{address}:{self.own.port}" if re.fullmatch(r"[0-9.]+", address) else ""
 
     def leave_behind(self, successor: str) -> tuple[NotMade | None, None]:
@@ -163,20 +170,13 @@ class Pods:
         command = ["debug", "owner", f"--image={self.cluster.image}", "--container=ephemeral-container", *flags]
         return [*self._kubectl, *command, "--", "python3", "/probe/probe.py", *probe, f"--ask={ask}"]
 
-    def _pod(self, role: str) -> dict[str, Any]:
-        return self._read("get", "pod", _place(role)[0])
-
-    def _state(self, role: str) -> str | NotMade:
-        return pod_states.state(self._pod(role).get("status", {}), _place(role)[1])
+    def _status(self, role: str) -> dict[str, Any]:
+        status: dict[str, Any] = self._read("get", "pod", _place(role)[0]).get("status", {})
+        return status
 
     def _read(self, *words: str) -> dict[str, Any]:
         """What kubectl reads; nothing if it may not."""
-        done = asked([*self._kubectl, *words, "--output=json"])
-        try:
-            value = json.loads(done.stdout)
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        return pod_states.object_in(asked([*self._kubectl, *words, "--output=json"]).stdout)
 
 
 def _place(role: str) -> tuple[str, str]:

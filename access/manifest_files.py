@@ -31,6 +31,11 @@ class Cluster:
     runtime_class: str = ""
     pod_security: str = ""
 
+    @property
+    def flags(self) -> str:
+        """The flags that say where a pod finds its GPU."""
+        return f"--node, {'--device-class' if self.device_class else '--resource'} and --count"
+
 
 def filled(manifest: str, cluster: Cluster, own: Secrets, **more: str) -> str:
     """The manifest of this name. ``more``: values that are not the usual ones, such as the user of a plain pod."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,20 @@ def refusal(words: str) -> NotMade:
 def is_temporary(refused: NotMade) -> bool:
     """Whether a namespace is too new: its quota is not counted yet, or its account is not there."""
     return _NOT_YET.search(refused.why) is not None
+
+
+def object_in(words: str) -> dict[str, Any]:
+    """The object that kubectl has written as JSON; nothing if it has not."""
+    try:
+        value = json.loads(words)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_unplaced(status: Mapping[str, Any]) -> bool:
+    """Whether the scheduler has found no node for a pod yet."""
+    return any(each.get("reason") == "Unschedulable" for each in status.get("conditions") or ())
 
 
 def state(status: Mapping[str, Any], container: str) -> str | Unanswered | Unsuited:

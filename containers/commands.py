@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from ground.errors import AutoclaveError, Reason
+from ground.errors import AutoclaveError, FatalError, Reason
 
 COMMANDS_WITHIN = 120.0  # seconds, such as one that deletes a pod, and waits until it is gone
 
@@ -17,6 +18,14 @@ class ContainerFailed(AutoclaveError):
     def __init__(self, why: str) -> None:
         super().__init__(Reason.INTERNAL, f"cannot go on: {why}")
         self.why = why
+
+
+def expect_program(program: str) -> None:
+    """FatalError if this launcher (docker, kubectl, srun) is not here."""
+    if shutil.which(program) is None:
+        raise FatalError(
+            f"cannot start containers: {program} is not in PATH", "install it, or add its directory to PATH"
+        )
 
 
 def run(command: Sequence[str]) -> None:
@@ -48,7 +57,7 @@ def asked(command: Sequence[str], text: str | None = None) -> subprocess.Complet
 
 
 def expect_rights(rights: Mapping[str, Sequence[str]], page: str) -> None:
-    """ContainerFailed if the account lacks a right: it might leave a container behind.
+    """ContainerFailed if no cluster answers, or if the account lacks a right: it might leave a container behind.
 
     ``rights``: for each one the command that asks for it. ``page``: the page that lists them.
     """
@@ -56,7 +65,8 @@ def expect_rights(rights: Mapping[str, Sequence[str]], page: str) -> None:
     for right, command in rights.items():
         answer = asked(command)
         if answer.stdout.split()[:1] not in (["yes"], ["no"]):
-            raise _unlike_success(command, answer)
+            kubeconfig = "set KUBECONFIG, or choose another context with `kubectl config use-context`"
+            raise ContainerFailed(f"no cluster answers: {_unlike_success(command, answer).why}; {kubeconfig}")
         if answer.returncode:
             denied.append(right)
     if denied:

@@ -68,6 +68,10 @@ class Node:
     holds_up_sharing: bool = False  # the pod that has handed its GPU on is not removed before the others
     on_command: Callable[[int], None] = lambda _count: None  # called with the number of each command
     gpus: list[str] = field(default_factory=lambda: ["gpu0"])
+    offers: dict[str, list[str]] = field(default_factory=lambda: {"node": ["node-1"], "deviceclass": ["gpu.example"]})
+    capacity: dict[str, str] = field(default_factory=lambda: {"cpu": "2", "nvidia.com/gpu": "4"})  # of the node
+    hides: bool = False  # the account may not read nodes and device classes
+    unplaced: dict[str, str] = field(default_factory=dict)  # of a role: why the scheduler finds no node for its pod
     odd: dict[str, str] = field(default_factory=dict)  # of a role: a program in the place of the probe
     waiting: dict[str, tuple[str, str]] = field(default_factory=dict)  # of a role: why its container does not start
     said: list[list[str]] = field(default_factory=list)  # what was asked of the programs
@@ -138,9 +142,16 @@ class Node:
                 return (0, json.dumps(self._shown(name)), "", []) if name in self.pods else (1, "", "NotFound", [])
             case ["kubectl", "get", "namespace", _, "--output=json"]:
                 return 0, json.dumps(self.namespaces[-1]), "", []
-            case ["kubectl", "get", "node", name, "--output=json"]:
+            case ["kubectl", "get", kind, "--output=name"]:
+                return 0, "".join(f"{kind}/{name}\n" for name in self.offers[kind]), "", []
+            case ["kubectl", "get", "node" | "deviceclass" as kind, name, "--output=json"]:
+                if self.hides:
+                    return 1, "", f'Error from server (Forbidden): {kind} "{name}" is forbidden\n', []
+                if name not in self.offers[kind]:
+                    return 1, "", f'Error from server (NotFound): {kind} "{name}" not found\n', []
                 info = {"kubeletVersion": "v1.37.0", "containerRuntimeVersion": "containerd://2.1", "osImage": "Debian"}
-                return 0, json.dumps({"metadata": {"name": name}, "status": {"nodeInfo": info}}), "", []
+                status = {"nodeInfo": info, "capacity": self.capacity}
+                return 0, json.dumps({"metadata": {"name": name}, "status": status}), "", []
             case ["kubectl", "version", "--output=json"]:
                 return 0, json.dumps({"serverVersion": {"gitVersion": "v1.37.0"}}), "", []
             case ["kubectl", "logs", pod, container, "--follow"]:
@@ -207,7 +218,7 @@ class Node:
         pod = self.pods[name] = Pod(manifest, list(self.gpus) if asks else [])
         way = "leftover" if name.startswith("leftover") else "kept-open" if name.startswith("kept-open") else name
         taken = {gpu for other in self.pods.values() if other is not pod for gpu in other.gpus}
-        if asks and taken & set(self.gpus):  # it waits for its node
+        if name in self.unplaced or (asks and taken & set(self.gpus)):  # it waits for its node
             pod.gpus = []
             return
         if asks and way not in self.leaks and any(map(self._is_open, self.gpus)):
@@ -242,8 +253,11 @@ class Node:
                 state = {"waiting": dict(zip(("reason", "message"), self.waiting[name], strict=True))}
             kind = kinds[2 if container == "ephemeral-container" else container in inits]
             shown[kind].append({"name": container, "state": state})
-        phase = {"phase": "Running", "podIP": "127.0.0.1"} if pod.processes else {"phase": "Pending"}
+        phase: dict[str, Any] = {"phase": "Running", "podIP": "127.0.0.1"} if pod.processes else {"phase": "Pending"}
         phase = {"phase": "Failed", **pod.why} if pod.why else phase
+        if name in self.unplaced:
+            about = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            phase["conditions"] = [{**about, "message": self.unplaced[name]}]
         return {**pod.manifest, "status": {**phase, **shown}}
 
     def _end(self, name: str, *, later: bool = False) -> None:

@@ -105,6 +105,30 @@ def test_what_could_not_be_removed_is_said(node):
     assert (run.returncode, "autoclave: something may be left: `kubectl delete namespace" in run.stderr) == (2, True)
 
 
+REFUSED = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+SAID = f"`kubectl auth can-i create namespaces` ended with status 1: {REFUSED}"
+KUBECONFIG = "set KUBECONFIG, or choose another context with `kubectl config use-context`"
+
+
+@pytest.mark.parametrize(
+    ("kubectl", "why"),
+    [
+        ("", "cannot start containers: kubectl is not in PATH; install it, or add its directory to PATH"),
+        (f"#!/bin/sh\necho '{REFUSED}' >&2; exit 1\n", f"cannot start pods: no cluster answers: {SAID}; {KUBECONFIG}"),
+    ],
+    ids=["no kubectl", "no cluster"],
+)
+def test_without_a_cluster_one_sentence_says_what_to_do(tmp_path, kubectl, why):
+    if kubectl:
+        (tmp_path / "kubectl").write_text(kubectl)
+        (tmp_path / "kubectl").chmod(0o755)
+    command = [sys.executable, "-m", "autoclave", "access", "run", "--to", str(tmp_path / "out"), *ON_KUBERNETES]
+    variables = os.environ | {"PATH": str(tmp_path)}
+    run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", f"autoclave: {why}\n")
+    assert not (tmp_path / "out").exists()
+
+
 def printed(*flags: str) -> str:
     command = [sys.executable, "-m", "autoclave", "access", "run", "--dry-run", "--image", "ours:1", "--node", "n"]
     return subprocess.run([*command, *flags], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

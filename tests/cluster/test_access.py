@@ -165,7 +165,8 @@ async def _start(node_with_nvidia, strategy: str) -> None:
     await it.offered()
 
 
-async def test_a_right_opens_a_gpu_of_a_do_nothing_plugin(table, pods, floor):  # noqa: ARG001 - the service made GPUs
+async def test_a_right_opens_a_gpu_of_a_do_nothing_plugin(table, pods, floor):
+    await pods.offered(GPUS, floor)
     await table.shows("a do-nothing plugin", CLOSED | BY_RIGHTS | NO_SERVICE, "--resource", floor)
 
 
@@ -230,7 +231,8 @@ async def test_behind_autoclave_claims_of_nvidia_stay_shut(
 
 
 @pytest.mark.parametrize("level", REFUSED)
-async def test_a_level_refuses_the_ways_that_need_a_right(table, pods, floor, level):  # noqa: ARG001 - it made the GPUs
+async def test_a_level_refuses_the_ways_that_need_a_right(table, pods, floor, level):
+    await pods.offered(GPUS, floor)
     wanted = CLOSED | {"leftover": UNLESS_LATE, "handed-on": PASS}
     whys = await table.shows(f"level {level}", wanted, "--resource", floor, "--pod-security", level)
     refused = {name for name, why in whys.items() if "refused at admission: " in why and "violates PodSecurity" in why}

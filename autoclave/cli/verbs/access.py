@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -20,8 +19,9 @@ from access.way_verdict import CLOSED, NO_ANSWER, OPENED, Finding, exit_code
 from access.ways import BY_NAME, PLAIN, WAYS, Place
 from autoclave.cli import ENVIRONMENT, INTERRUPTED, Group, options
 from autoclave.cli.output import human
-from containers.commands import ContainerFailed
-from ground import calendar_time, private_files
+from containers import result_directory
+from containers.commands import ContainerFailed, expect_program
+from ground import calendar_time
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber import __version__
@@ -137,16 +137,16 @@ def run(on: Place, nodes: str, to: Path | None, dry_run: bool, **chosen: Unpack[
     if isinstance(containers, Pods) and dry_run:
         click.echo(containers.preview(), nl=False)
         return CLOSED
-    if shutil.which(PROGRAMS[on]) is None:
-        raise FatalError(f"cannot start containers: there is no program {PROGRAMS[on]} here")
+    expect_program(PROGRAMS[on])
+    if isinstance(containers, Pods):
+        try:
+            containers.expect()
+        except ContainerFailed as error:
+            raise FatalError(f"cannot start pods: {error.why}") from error
     interruption.listen()
     names = _ways(chosen)
     started, began = time.time(), time.monotonic()
-    place = to or Path(f"access-{calendar_time.utc(started):%Y%m%d-%H%M%S}")
-    try:
-        place.mkdir(private_files.READABLE_DIRECTORY)
-    except OSError as error:
-        raise FatalError(f"cannot write to {place}: {error.strerror}") from error
+    place = result_directory.make(to, "access", calendar_time.utc(started))
     done = trials.run(on, containers, names, _tell)
     seconds = time.monotonic() - began
     when = f"{calendar_time.utc(started):%Y-%m-%d %H:%M:%S} UTC"

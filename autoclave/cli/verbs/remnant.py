@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ import click
 
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, options
 from autoclave.cli.output import human
-from containers.commands import ContainerFailed, expect_rights
-from ground import calendar_time, private_files
+from containers import result_directory
+from containers.commands import ContainerFailed, expect_program, expect_rights
+from ground import calendar_time
 from ground.errors import FatalError
 from remnant import judge, launchers, result_files
 from remnant.gpu_identity import about
@@ -154,11 +154,7 @@ def run(
     else:
         subject, facts, wait_until_free = _elsewhere(on, chosen), None, lambda: None
     plan = tuple(in_turn(tuple(dict.fromkeys(chosen["ending"])) or subject.launcher.endings, rounds))
-    place = to or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
-    try:
-        place.mkdir(private_files.READABLE_DIRECTORY)
-    except OSError as error:
-        raise FatalError(f"cannot write to {place}: {error.strerror}") from error
+    place = result_directory.make(to, "remnant", began)
     done = _Done([], facts)
     media = chosen["medium"] or tuple(Medium)
     try:
@@ -271,8 +267,8 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
         raise click.UsageError(f"--on {on.value} needs --image")
     if chosen["resource"] and chosen["claim_template"]:
         raise click.UsageError("--resource has no effect with --claim-template: a pod uses only one of them")
-    if (program := PROGRAMS.get(on)) and shutil.which(program) is None:
-        raise FatalError(f"cannot start containers: there is no program {program} here")
+    if program := PROGRAMS.get(on):
+        expect_program(program)
     launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
     for how in set(chosen["ending"]) - set(launcher.endings):
         possible = ", ".join(each.value for each in launcher.endings)
