@@ -92,7 +92,8 @@ node: ## build the programs of a real Kubernetes node into build/node; needs Go,
 # BIN: the node's programs
 cluster: BIN = build/node
 cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
-	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
+	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster $(if $(findstring tests/cluster/,$(ARGS)),,tests/cluster) \
+	  --programs $(BIN) $(ARGS)
 
 # No .venv here: the machine has its own. A campaign that needs one makes it, after what is missing was said.
 machine: ## try what needs systemd and control groups v2, in a Debian as user-mode Linux, without root; ARGS='COMMAND' runs in it

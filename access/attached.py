@@ -30,6 +30,7 @@ class Attached:
     nodes: str
     version: list[str]  # a command that says the version of the place
     one_network: bool = False
+    inspect: Callable[[str], list[str]] | None = None  # of a role: a command that says the digest of its image
     own: Secrets = field(default_factory=Secrets)
     _running: dict[str, Ear] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)  # these have answered, or will not
@@ -57,6 +58,10 @@ class Attached:
     def address(self, role: str) -> str:
         """The socket of an owner, where all share the network of the node."""
         return f"unix:{self.own.nonce}-{role}" if self.one_network else ""
+
+    def image(self, role: str) -> str:
+        """Words with the digest of its image, or without one."""
+        return asked(self.inspect(role)).stdout.strip() if self.inspect is not None else ""
 
     def leave_behind(self, successor: str) -> tuple[None, Outcome]:
         """End the owner, start one that ends at once and leaves a process behind for a time, and then the next one."""
@@ -131,14 +136,19 @@ def docker(place: Place, image: str, variable_image: str, gpu: str, nodes: str, 
         "host-pid": ["--pid=host", "--cap-add=SYS_PTRACE"],
     }
 
+    def image_of(role: str) -> str:
+        return variable_image if role == "image-variable" else image
+
+    def inspect(role: str) -> list[str]:
+        return [program, "image", "inspect", "--format={{.Id}}", image_of(role)]
+
     def command(role: str, name: str, probe: list[str]) -> list[str]:
-        chosen = variable_image if role == "image-variable" else image
-        source = ["--entrypoint=python3", chosen, "-c", PROBE.read_text()]
+        source = ["--entrypoint=python3", image_of(role), "-c", PROBE.read_text()]
         usual = ["--rm", f"--name={name}", "--label=autoclave-access", "--user=0", "--stop-timeout=0"]
         return [program, "run", *usual, *flags.get(role, []), *source, *probe]
 
     remove = partial(places.removed_by_docker, program=program)
-    return Attached(command, remove, interruption, nodes, [program, "--version"])
+    return Attached(command, remove, interruption, nodes, [program, "--version"], inspect=inspect)
 
 
 def slurm(node: str, count: int, nodes: str, interruption: Interruption) -> Attached:

@@ -110,6 +110,10 @@ class Pods:
         address = self._status(role).get("podIP", "")
         return f"{address}:{self.own.port}" if re.fullmatch(r"[0-9.]+", address) else ""
 
+    def image(self, role: str) -> str:
+        """Words with the digest of its image, or without one."""
+        return pod_states.image(self._status(role), _place(role)[1])
+
     def leave_behind(self, successor: str) -> tuple[NotMade | None, None]:
         """Delete the owner's pod by force, while the next one waits for its GPU: the old process has two seconds."""
         refused = self.start(successor, ask=self.address("owner"))

@@ -46,6 +46,12 @@ def object_in(words: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def image(status: Mapping[str, Any], container: str) -> str:
+    """What the runtime says of a container's image."""
+    images = {each["name"]: each.get("imageID", "") for kind in _STATUSES for each in status.get(kind) or ()}
+    return str(images.get(container, ""))
+
+
 def is_unplaced(status: Mapping[str, Any]) -> bool:
     """Whether the scheduler has found no node for a pod yet."""
     return any(each.get("reason") == "Unschedulable" for each in status.get("conditions") or ())

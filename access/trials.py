@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ INIT_CONTAINER, LEFTOVER, HANDED_ON, KEPT_OPEN = _AFTERWARDS = tuple(
     BY_NAME[name] for name in ("init-container", "leftover", "handed-on", "kept-open")
 )
 Containers = Pods | Attached  # each by its role: "owner", the name of a way, "sharing-owner", and the next owners
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back; and once more afterwards
 
 
@@ -98,12 +100,15 @@ class _Trials:
             raise ContainerFailed(f"the owner did not get its GPU: {getattr(outcome, 'why', 'it opened no node')}")
         self.numbers = ",".join(sorted(outcome.numbers))
         self.ask = self.containers.address("owner")
+        self.note_image("image", "owner")
 
     def outsider(self, role: str, owner: str) -> Outcome:
         """One outsider from its start to its end. ``owner``: who must still run after it; empty: its own pod's."""
         self.tell(f"{role}: {BY_NAME[role].tries}")
         outcome = self.containers.start(role, self.numbers, self.ask)
         answer = outcome or self.containers.answer(role, OUTSIDERS_WITHIN)
+        if role == "image-variable":
+            self.note_image("variable image", role)
         answered = isinstance(answer, Answer) and answer.owner == "holding"
         in_pod = role in ("second-container", "init-container")  # these wait until the owner answers
         self.reached = self.reached or (answered and not in_pod)
@@ -173,6 +178,11 @@ class _Trials:
         outcome = self.handed_over(KEPT_OPEN, answer, keeper, still_open=kept, known=kept)
         self.waits = kept and not outcome.given and outcome.given_later
         return outcome
+
+    def note_image(self, fact: str, role: str) -> None:
+        """The digest alone: the name may be that of a private registry."""
+        if found := _DIGEST.search(self.containers.image(role)):
+            self.done.facts[fact] = f"sha256:{found[0]}"
 
     def note(self, way: Way, outcome: Outcome) -> None:
         """Judge it, and tell."""

@@ -7,6 +7,7 @@ is not isolated, or sees all nodes. ``refuses`` has the pods that are refused at
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -187,6 +188,8 @@ class Node:
                 return self._killed(flag.removeprefix("--name="))
             case ["srun", *flags] if "-c" in flags:
                 return self._attached(flags, flags[flags.index("-c") + 1 :], pid)
+            case ["docker" | "podman", "image", "inspect", "--format={{.Id}}", image]:
+                return 0, digest(image).removeprefix("sha256:") + "\n", "", []
             case [program, "--version"]:
                 return 0, f"{program} 1.0, a stand-in\n", "", []
         raise AssertionError(words)
@@ -252,7 +255,8 @@ class Node:
             if name in self.waiting:
                 state = {"waiting": dict(zip(("reason", "message"), self.waiting[name], strict=True))}
             kind = kinds[2 if container == "ephemeral-container" else container in inits]
-            shown[kind].append({"name": container, "state": state})
+            image = f"registry.example/python@{digest(pod.manifest['spec']['containers'][0]['image'])}"
+            shown[kind].append({"name": container, "state": state, "imageID": image})
         phase: dict[str, Any] = {"phase": "Running", "podIP": "127.0.0.1"} if pod.processes else {"phase": "Pending"}
         phase = {"phase": "Failed", **pod.why} if pod.why else phase
         if name in self.unplaced:
@@ -331,6 +335,11 @@ class Node:
 
     def _log(self, pod: str, container: str) -> str:
         return str(self.root / f"log-{pod}-{container}")
+
+
+def digest(image: str) -> str:
+    """As a registry would say it."""
+    return f"sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
 def _runs(pid: int) -> bool:

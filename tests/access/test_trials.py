@@ -19,7 +19,7 @@ from access.probe_answers import Answer, Refused, Unanswered, Unsuited
 from access.way_verdict import Verdict, exit_code
 from access.ways import WAYS, Place
 from containers.commands import ContainerFailed
-from tests.access.stand_ins import NODES, Node
+from tests.access.stand_ins import NODES, Node, digest
 from tests.cli.on_machine import needs_namespace
 
 pytestmark = needs_namespace
@@ -92,6 +92,8 @@ def test_what_is_closed_passes_in_every_way(node, place):
     assert found == {**dict.fromkeys(NAMES, Verdict.NOT_APPLICABLE), **passes}, (whys, done.ended_by)
     assert isinstance(done.owner, Answer)
     assert done.owner.opened == ("/dev/gpu0 c:1:7",)
+    images = [done.facts.get(name) for name in ("image", "variable image")]
+    assert images == ([None, None] if place is Place.SLURM else [digest("ours:1"), digest("variable:1")])
     assert exit_code(done.owner, done.findings) == int(place is Place.KUBERNETES)
 
 
@@ -284,14 +286,14 @@ def test_no_container_is_removed_while_it_is_made(tmp_path):
 OWN = ["own", "--nonce=00000000", f"--secret={'0' * 32}", f"--nodes={NODES}"]
 
 
-STARTED = 10  # commands before the last pod, which may answer at once: then nothing hears an interruption
+STARTED = 11  # commands before the last pod, which may answer at once: then nothing hears an interruption
 SEEDS = [pytest.param(seed, marks=pytest.mark.night if seed > 5 else ()) for seed in range(20)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_interruption_at_any_moment_leaves_nothing(node, seed):
     """A real signal, in the middle of a command: the first one, the last one, and 18 between."""
-    made, last, moments = pods(), 17, random.Random(seed)  # noqa: S311 - no secret; so many commands has a whole run
+    made, last, moments = pods(), 18, random.Random(seed)  # noqa: S311 - no secret; so many commands has a whole run
     number = moments.choice(SIGNALS)
     moment = {0: 1, 1: last}.get(seed, moments.randint(2, last - 1))
     node.on_command = lambda count: os.kill(os.getpid(), number) if count == moment else None

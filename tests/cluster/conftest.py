@@ -43,11 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
     parser.addoption("--cuda-image", default="build/image-cuda12.tar", help="archive of the image for NVIDIA GPUs")
+    parser.addoption(
+        "--shell", action="store_true", help="with -s: test_access.py starts a shell, where its command can be typed"
+    )
     parser.addoption("--remnant-rounds", type=int, default=1, help="how often the next pod looks, after each ending")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker("cluster")
+    if item.config.getoption("--shell"):
+        item.add_marker(pytest.mark.timeout(0))
     if programs.WHOLE and item.get_closest_marker("long"):
         item.add_marker(pytest.mark.skip("many pods, for hours on the one slow processor of this machine"))
 

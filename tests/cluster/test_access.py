@@ -12,6 +12,7 @@ import json
 import os
 import random
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -75,25 +76,37 @@ exec {kubectl} "$@"
 class Table:
     """Runs the command, asks for all GPUs, and compares the verdicts; the whole report stays in the logs."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder``: has kubectl."""
-        self._folder = folder
+    def __init__(self, folder: Path, *, shell: bool) -> None:
+        """``folder``: has kubectl. ``shell``: a person types the command of ``shows``."""
+        self._shell = shell
+        path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._variables = os.environ | {"PATH": path, "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
 
     def start(self, to: Path, *flags: str, nodes: str = SIMULATED) -> subprocess.Popen[str]:
         """Start the command, as an outsider does."""
         to.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "autoclave", "access", "run", "--node", programs.NODE, "--to", str(to)]
-        command += ["--image", IMAGE, "--variable-image", VARIABLE_IMAGE, "--nodes", nodes, "--count", str(GPUS)]
-        return self.run(*command, *flags)
+        return self.run(*self.command(*flags, nodes=nodes), "--to", str(to))
+
+    def command(self, *flags: str, nodes: str = SIMULATED) -> list[str]:
+        """The command without the directory of its result."""
+        command = [sys.executable, "-m", "autoclave", "access", "run", "--node", programs.NODE, "--count", str(GPUS)]
+        return [*command, "--nodes", nodes, "--image", IMAGE, "--variable-image", VARIABLE_IMAGE, *flags]
 
     def run(self, *command: str) -> subprocess.Popen[str]:
         """A command of a person who reaches the cluster."""
-        variables = {"PATH": f"{self._folder}:{os.environ['PATH']}", "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, env=self._variables, stdout=pipe, stderr=pipe, text=True)
+
+    def by_hand(self, *command: str) -> None:
+        """A shell of this person."""
+        print(f"\nThe node is up until you type exit. The test runs:\n{shlex.join(command)}", flush=True)  # noqa: T201 - see above
+        subprocess.run([os.environ.get("SHELL", "/bin/sh")], env=self._variables, check=False)
 
     async def shows(self, arm: str, wanted: dict[str, str], *flags: str, nodes: str = SIMULATED) -> dict[str, str]:
         """The verdict of each way is as wanted; the reasons."""
+        if self._shell:
+            await asyncio.to_thread(self.by_hand, *self.command(*flags, nodes=nodes))
+            pytest.skip("a person typed the command")
         to = LOGS / "access" / arm
         _, said = await asyncio.to_thread(self.start(to, *flags, nodes=nodes).communicate)
         assert (to / "result.json").exists(), said
@@ -120,12 +133,13 @@ def _images(node: programs.Node) -> None:
 @pytest.fixture
 def table(_images: None, pytestconfig: pytest.Config) -> Table:
     """What an outsider has: the command, and kubectl."""
+    shell = pytestconfig.getoption("--shell")
     if not programs.WHOLE:
-        return Table(_folder(pytestconfig))
+        return Table(_folder(pytestconfig), shell=shell)
     (script := STATE / "commands/kubectl").parent.mkdir(exist_ok=True)
     script.write_text(UNCHECKED.format(kubectl=_folder(pytestconfig) / "kubectl"))
     script.chmod(0o755)
-    return Table(script.parent)
+    return Table(script.parent, shell=shell)
 
 
 def _folder(pytestconfig: pytest.Config) -> Path:
