@@ -13,7 +13,7 @@ from access import manifest_files
 from access.probe_answers import Answer
 from access.trials import Run
 from access.way_verdict import CLOSED, OPENED, RULES, Finding, Verdict, exit_code, has_gpu
-from access.ways import OWNER_CASE
+from access.ways import OWNER_CASE, PLAIN
 from containers import pages
 from ground import private_files
 from ground.errors import plain
@@ -59,7 +59,12 @@ def headline(run: Run) -> str:
         return f"No GPU was opened that was not given, and the owner had its own.{ways}"
     if not has_gpu(run.owner):
         return "There is no answer: no owner had a GPU, so nobody could have opened it."
-    return "There is no answer: nothing was opened, but not every way was tried."
+    missing = [finding.way.name for finding in run.findings if finding.verdict is Verdict.NOT_TRIED and finding.chosen]
+    says = f"There is no answer: nothing was opened, but not every way was tried: {', '.join(missing)}."
+    if run.ended_by is not None or PLAIN.name in missing:
+        return says
+    flags = " ".join(f"--without {name}" for name in missing)
+    return f"{says} To have an answer about the other ways, leave out what was not tried, as with `{flags}`."
 
 
 def document(about: About, run: Run) -> str:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from access import kubernetes, pod_states, trials
+from access import kubernetes, pod_states, run_report, trials
 from access.attached import Attached, docker, slurm
 from access.hearing import Secrets
 from access.interruption import SIGNALS, Interruption
@@ -149,6 +149,16 @@ def test_a_left_process_that_ended_passes_only_if_awaited(node, waits):
     assert (found["kept-open"], found["leftover"]) == (
         (Verdict.PASS, Verdict.PASS) if waits else (Verdict.FAIL, Verdict.NOT_TRIED)
     )
+
+
+def test_the_headline_names_the_way_that_was_not_tried(node):
+    node.ends_at_once, node.refuses = True, {"sharing-owner"}
+    done, found = run(node)
+    assert (found["leftover"], found["kept-open"]) == (Verdict.NOT_TRIED, Verdict.PASS)
+    assert run_report.headline(done).endswith(" tried: leftover. To have an answer about the other ways, leave out what"
+                                              " was not tried, as with `--without leftover`.")  # fmt: skip
+    done, _ = run(node, chosen={*NAMES} - {"leftover"})
+    assert exit_code(done.owner, done.findings) == 0
 
 
 def test_a_gpu_held_back_may_go_to_a_third(node):
