@@ -16,7 +16,7 @@ from access.manifest_files import NOT_ROOT, Cluster
 from access.pod_states import RUNNING, TERMINATED, NotMade
 from access.probe_answers import Outcome, Refused, Unanswered
 from containers import places
-from containers.commands import ContainerFailed, asked, expect_rights, run
+from containers.commands import COMMANDS_WITHIN, ContainerFailed, asked, expect_rights, run
 from ground.errors import plain
 
 RIGHTS = ("create namespaces", "get namespaces", "delete namespaces")
@@ -27,7 +27,7 @@ RIGHTS_INSIDE = (
 CLAIM_RIGHTS = ("create resourceclaimtemplates.resource.k8s.io",)
 PLACED_WITHIN = 120.0  # seconds until the scheduler finds a node for a pod: a GPU may be in use for a moment
 _SAYS_EVERY = 5.0  # seconds: what a pod waits for
-_ENDS_WITHIN = 30  # seconds, of a pod that nothing holds up
+_ENDS_WITHIN = 30.0  # seconds, of a pod that nothing holds up
 _SETTLED_WITHIN = 30.0  # seconds until a new namespace has its quota counted, and an account
 _IN_OWNER = ("second-container", "ephemeral-container")
 _NEXT = ("leftover", "kept-open")  # their pods get the GPU after an owner
@@ -117,22 +117,20 @@ class Pods:
     def leave_behind(self, successor: str) -> tuple[NotMade | None, None]:
         """Delete the owner's pod by force, while the next one waits for its GPU: the old process has two seconds."""
         refused = self.start(successor, ask=self.address("owner"))
-        run(places.force_delete(self.own.namespace, "owner"))
+        run([*places.force_delete(self.own.namespace, "owner"), "--wait=false"])
         return refused, None
 
     def end(self, role: str) -> None:
         """Delete the pod, and wait until it is gone. Who has its GPU open may hold it up: then go on after a time."""
         pod, _ = _place(role)
-        if role in _IN_OWNER:
-            return
-        done = asked([*places.delete(self.own.namespace, pod), f"--timeout={_ENDS_WITHIN}s"])
-        if done.returncode and "timed out waiting" not in done.stderr:
-            raise ContainerFailed(f"the pod {pod} was not deleted: {plain(done.stderr.strip())[-200:]}")
+        if role not in _IN_OWNER:
+            self._delete(self._kubectl, "pod", pod, within=_ENDS_WITHIN)
 
     def close(self) -> None:
         """Delete the namespace with all that is in it, and wait until it is gone."""
-        if self._has_namespace:
-            run(["kubectl", "delete", "namespace", self.own.namespace, "--ignore-not-found"])
+        name = self.own.namespace
+        if self._has_namespace and not self._delete(["kubectl"], "namespace", name, within=COMMANDS_WITHIN):
+            raise ContainerFailed(f"the namespace {name} was not gone within {COMMANDS_WITHIN:g} s")
 
     def facts(self) -> dict[str, str]:
         """Versions, as far as the account may read them, and what the cluster admits to the namespace."""
@@ -153,6 +151,16 @@ class Pods:
     @property
     def _kubectl(self) -> list[str]:
         return places.kubectl(self.own.namespace)
+
+    def _delete(self, kubectl: list[str], kind: str, name: str, within: float) -> bool:
+        """Delete an object; whether it is gone in this time. To wait itself, kubectl would need the right to list."""
+        run([*kubectl, "delete", kind, name, "--ignore-not-found", "--wait=false"])
+        ends, looks = time.monotonic() + within, [*kubectl, "get", kind, name, "--ignore-not-found", "--output=name"]
+        while (done := asked(looks)).returncode or done.stdout.strip():
+            if time.monotonic() > ends:
+                return False
+            time.sleep(self.pause)
+        return True
 
     def _plain(self) -> NotMade | None:
         """Why the API server would refuse a pod without rights; it makes none."""

@@ -65,6 +65,7 @@ class Node:
     refuses_root: bool = False
     not_yet: list[str] = field(default_factory=list)  # why the next pods are refused in a new namespace
     stays: bool = False  # the namespace is not removed
+    lingers: bool = False  # the namespace is still being removed
     ends_at_once: bool = False  # the process of a pod that is deleted by force, too
     holds_up_sharing: bool = False  # the pod that has handed its GPU on is not removed before the others
     on_command: Callable[[int], None] = lambda _count: None  # called with the number of each command
@@ -164,18 +165,21 @@ class Node:
                 added: dict[str, Any] = {"name": "ephemeral-container", "command": command, "args": []}
                 self._run(self.pods["owner"], added, self.gpus if "ephemeral-container" in self.leaks else [])
                 return 0, "", "", []
-            case ["kubectl", "delete", "pod", name, "--ignore-not-found", *force]:
-                if name == "sharing-owner" and self.holds_up_sharing:
-                    return 1, "", f"error: timed out waiting for the condition on pods/{name}", []
-                self._end(name, later="--force" in force and not self.ends_at_once)
+            case ["kubectl", "get", kind, name, "--ignore-not-found", "--output=name"]:
+                there = name in self.pods if kind == "pod" else bool(self.namespaces)
+                return 0, f"{kind}/{name}\n" if there else "", "", []
+            case ["kubectl", "delete", "pod", name, "--ignore-not-found", *force, "--wait=false"]:
+                if name != "sharing-owner" or not self.holds_up_sharing:
+                    self._end(name, later="--force" in force and not self.ends_at_once)
                 return 0, "", "", []
-            case ["kubectl", "delete", "namespace", _, "--ignore-not-found"]:
+            case ["kubectl", "delete", "namespace", _, "--ignore-not-found", "--wait=false"]:
                 for name in list(self.pods):
                     self._end(name)
                 self._end("owner")
                 if self.stays:
                     return 1, "", "error: timed out waiting for the condition", []
-                self.namespaces.clear()
+                if not self.lingers:
+                    self.namespaces.clear()
                 return 0, "", "", []
             case ["docker" | "podman", "run", *flags]:
                 return self._attached(flags, flags[flags.index("-c") + 1 :], pid)

@@ -128,10 +128,18 @@ def test_a_cluster_that_refuses_a_plain_pod_gives_no_answer(node):
 
 def test_a_pod_that_cannot_end_does_not_end_the_run(node, monkeypatch):
     monkeypatch.setattr(trials, "HELD_BACK", 2.0)
+    monkeypatch.setattr(kubernetes, "_ENDS_WITHIN", 1.0)
     node.leaks, node.holds_up_sharing = {"handed-on"}, True
     result, verdicts = run(node)
     assert (result.ended_by, verdicts["handed-on"]) == (None, Verdict.FAIL)
     assert "kept-open" in verdicts
+
+
+def test_a_namespace_that_is_still_there_is_said(node, monkeypatch):
+    monkeypatch.setattr(kubernetes, "COMMANDS_WITHIN", 1.0)
+    node.lingers, made = True, pods()
+    done = trials.run(Place.KUBERNETES, made, ["variable"], lambda _: None)
+    assert done.left_behind == f"the namespace {made.own.namespace} was not gone within 1 s"
 
 
 def test_the_next_pod_waits_before_the_owners_is_deleted(node):
@@ -234,12 +242,12 @@ def test_a_flag_that_names_what_is_not_there_is_named(node, flags, why):
 
 def test_an_owner_without_a_node_ends_the_run_early(node, monkeypatch):
     monkeypatch.setattr(kubernetes, "PLACED_WITHIN", 1.0)
-    told: list[str] = []
+    said: list[object] = []
     node.unplaced = {"owner": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."}
-    done, _ = run(node, made=pods(tell=told.append))
+    done, _ = run(node, made=pods(tell=said.append))
     why = f"it did not start within 1 s: {node.unplaced['owner']}; check --node, --resource and --count"
     assert str(done.ended_by) == f"cannot go on: the owner did not get its GPU: {why}"
-    assert told == [f"owner waits: {node.unplaced['owner']}"]  # at once
+    assert said == [f"owner waits: {node.unplaced['owner']}"]  # at once
 
 
 ODD = {

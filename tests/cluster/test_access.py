@@ -38,6 +38,10 @@ from tests.patience import WITHIN
 from tests.python_image import write_files
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/access.md"
+ADMINISTRATOR = {"HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
+RBAC = "rbac.authorization.k8s.io/v1"
+ACCOUNT = STATE / "access.kubeconfig"  # of an account that has the rights of the page, and no others
 IMAGE, VARIABLE_IMAGE = "localhost/python:1", "localhost/python-variable:1"
 SIMULATED, NVIDIA = "/dev/simulated-gpu[0-9]*", "/dev/nvidia[0-9]*"
 NO_RUNTIME = "numbered"  # of NVIDIA: this one gives a container nothing
@@ -80,22 +84,22 @@ class Table:
         """``folder``: has kubectl. ``shell``: a person types the command of ``shows``."""
         self._shell = shell
         path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._variables = os.environ | {"PATH": path, "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
+        self._variables = os.environ | ADMINISTRATOR | {"PATH": path}
 
     def start(self, to: Path, *flags: str, nodes: str = SIMULATED) -> subprocess.Popen[str]:
         """Start the command, as an outsider does."""
         to.parent.mkdir(exist_ok=True)
-        return self.run(*self.command(*flags, nodes=nodes), "--to", str(to))
+        return self.run(*self.command(*flags, nodes=nodes), "--to", str(to), KUBECONFIG=str(ACCOUNT))
 
     def command(self, *flags: str, nodes: str = SIMULATED) -> list[str]:
         """The command without the directory of its result."""
         command = [sys.executable, "-m", "autoclave", "access", "run", "--node", programs.NODE, "--count", str(GPUS)]
         return [*command, "--nodes", nodes, "--image", IMAGE, "--variable-image", VARIABLE_IMAGE, *flags]
 
-    def run(self, *command: str) -> subprocess.Popen[str]:
-        """A command of a person who reaches the cluster."""
+    def run(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        """A command of a person who reaches the cluster, as its administrator unless the variables say another."""
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self._variables, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, env=self._variables | variables, stdout=pipe, stderr=pipe, text=True)
 
     def by_hand(self, *command: str) -> None:
         """A shell of this person."""
@@ -130,8 +134,27 @@ def _images(node: programs.Node) -> None:
     node.load(programs.archive_of(VARIABLE_IMAGE, layer, Env=[search, "NVIDIA_VISIBLE_DEVICES=all"]))
 
 
+@pytest.fixture(scope="session")
+def _account(node: programs.Node, pytestconfig: pytest.Config) -> None:  # noqa: ARG001 - it runs
+    def kubectl(*words: str, text: str = "") -> str:
+        command = [str(_folder(pytestconfig) / "kubectl"), *words]
+        return subprocess.check_output(command, input=text, text=True, env=os.environ | ADMINISTRATOR).strip()
+
+    rules = yaml.safe_load("rules:" + PAGE.read_text().partition("```yaml\nrules:")[2].partition("```")[0])["rules"]
+    role, account = {"kind": "ClusterRole", "name": "access"}, {"kind": "ServiceAccount", "name": "access"}
+    bound = {"roleRef": role, "subjects": [{**account, "namespace": "default"}]}
+    objects = [
+        {"apiVersion": RBAC, "kind": "ClusterRole", "metadata": {"name": "access"}, "rules": rules},
+        {"apiVersion": RBAC, "kind": "ClusterRoleBinding", "metadata": {"name": "access"}, **bound},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "access", "namespace": "default"}},
+    ]
+    whole = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    kubectl("apply", "--validate=false", "--filename=-", text=whole)
+    programs.kubeconfig(ACCOUNT, kubectl("create", "token", "access", "--duration=24h"))
+
+
 @pytest.fixture
-def table(_images: None, pytestconfig: pytest.Config) -> Table:
+def table(_images: None, _account: None, pytestconfig: pytest.Config) -> Table:
     """What an outsider has: the command, and kubectl."""
     shell = pytestconfig.getoption("--shell")
     if not programs.WHOLE:
