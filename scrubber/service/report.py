@@ -155,8 +155,11 @@ class StatusReporter:
                         as_root = os.geteuid() == 0
                         unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
         tenants = (await self._pods()) if any(it.container for it in holders) else Tenants()
-        pods, units = tenants.names, _units(holders)
-        ends = device_status.ends(holders, pods, units) if record.state in (State.GRANTED, State.IN_USE) else ()
+        pods, units, given = tenants.names, _units(holders), tenants.of(uuid)
+        waits = device_status.who_waits(record, given, pods, withheld=self._context.is_withheld(record))
+        gone = record.tenancy.container if device_status.is_taken(record, given) else None
+        there = {uid: name for uid, name in pods.items() if uid != gone}  # those that the API server can delete
+        ends = device_status.ends(holders, there, units) if record.state in (State.GRANTED, State.IN_USE) else ()
         before_release = joined(*(unseen or ends))
         signs = vitals.signs if vitals is not None else ()
         job = self.device(uuid).job
@@ -169,7 +172,7 @@ class StatusReporter:
         )
         advice = stalled or device_status.advice(
             record, blocked, reset_forbidden=forbidden, holders=holders, foreign=tuple(foreign), others=others,
-            unseen=unseen, pods=pods, units=units, owning_pod=device.pod, signs=signs,
+            unseen=unseen, pods=there, units=units, owning_pod=device.pod, signs=signs, waits=waits,
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())

@@ -231,6 +231,7 @@ def advice(  # noqa: PLR0913 - all that is known
     units: Mapping[Holder, str] = NO_UNITS,
     owning_pod: str = "",
     signs: Iterable[Sign] = (),
+    waits: str = "",
 ) -> tuple[str, ...]:
     """What a person should do now, each a sentence with one command at most.
 
@@ -238,9 +239,11 @@ def advice(  # noqa: PLR0913 - all that is known
     have the device open; ``others``: those of them to whom it was not given; ``foreign``: what ``on_others`` says of
     these. ``unseen`` says what is in the way without a process that can be named. ``pods``: NAMESPACE/NAME of pods, by
     UID. ``units``: the unit of systemd that a process belongs to. ``owning_pod``: ``DeviceStatus.pod``. ``signs`` are
-    those that the device reports.
+    those that the device reports. ``waits``: what ``who_waits`` says.
     """
     gpu = device_names.argument(record)
+    owners = [it for it in holders if it not in others and may_be_of_owner(record, it)]
+    frees = (waits, *(unseen or ends(owners, pods, units))) if waits else ()
     first = unseen or tuple(ends(holders, pods, units))
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"
@@ -260,7 +263,7 @@ def advice(  # noqa: PLR0913 - all that is known
         return (*foreign, "wait for the end of its owner", f"`autoclave reinstate {gpu}` withdraws the quarantine")
     if record.health.ailment is not None:
         then, *more = _about(gpu, ailments.remedy(record.health.ailment).advice)
-        return (*foreign, "let its owner end first", f"then {then}", *more)
+        return (*foreign, *(frees or ["let its owner end first"]), f"then {then}", *more)
     if blocked and first:
         return (*foreign, *(unseen or ends([it for it in holders if it not in others], pods, units)), AGAIN)
     if blocked:
@@ -282,8 +285,8 @@ def advice(  # noqa: PLR0913 - all that is known
             left = () if unseen else (f"if {owner} has ended, end the processes that it has left behind",)
             return (*begins, *left, *first, f"then give it back: {release}")
         return (*begins, f"if {owner} has ended: {release}")
-    if unseen:
-        return (*begins, *unseen)
+    if frees or unseen:
+        return (*begins, *(frees or unseen))
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
         name, still = owning_pod or "the owner", tuple[str, ...]()
         if "/" in owning_pod:
@@ -300,6 +303,28 @@ def advice(  # noqa: PLR0913 - all that is known
 def _release(gpu: str, who: str, owning_pod: str) -> str:
     """The command that takes a device back. That of a pod takes a flag: a pod is not given back by mistake."""
     return f"`autoclave release {gpu}{f' --owner {who}' if who else ' --force' if owning_pod else ''}`"
+
+
+def who_waits(record: Record, given: Collection[str], pods: Mapping[str, str], *, withheld: bool) -> str:
+    """Which pod waits until the pod that owns a device ends; empty if none does.
+
+    ``given``: the pods in the kubelet's checkpoint, by UID. ``pods``: NAMESPACE/NAME by UID. ``withheld``: a request
+    for the device was refused lately.
+    """
+    owner = record.tenancy.owner
+    if owner is None or owner.unannounced or record.tenancy.until_release:
+        return ""
+    name = owner.called or pods.get(owner.container or "") or "its owner"
+    if is_taken(record, given):
+        to = ", ".join(pods.get(uid, f"pod {uid}") for uid in sorted(given))
+        return f"the kubelet has given the GPU to {to}, which cannot start before {name} has left it"
+    return f"another pod has asked for the GPU in vain: unless {name} is still needed, end it" if withheld else ""
+
+
+def is_taken(record: Record, given: Collection[str]) -> bool:
+    """Whether the kubelet has given the device to others: the pod that owns it has ended or was deleted."""
+    owner = record.tenancy.owner
+    return owner is not None and not owner.unannounced and bool(given) and owner.container not in given
 
 
 def on_foreign(record: Record, others: Sequence[Holder] = ()) -> str:
@@ -515,7 +540,7 @@ def _if_monitors(pods: Iterable[str], namespaces: Namespaces) -> Iterator[str]:
 def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Holder, str] = NO_UNITS) -> Iterator[str]:
     """How to end these processes.
 
-    A line for each pod and each unit of systemd, for each process that no signal ends, and for all others.
+    Lines for each pod and each unit of systemd, for each process that no signal ends, and for all others.
     """
     killed: list[Holder] = []
     named: set[str] = set()
@@ -533,7 +558,9 @@ def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Hold
             killed.append(holder)
         elif pod not in named:
             named.add(pod)
+            pids = " ".join(str(it.pid) for it in holders if it.container == holder.container and it.state != "D")
             yield f"end the pod of {process}: `kubectl -n {pod.partition('/')[0]} delete pod {pod.partition('/')[2]}`"
+            yield f"if that pod is gone already: `kill -9 {pids}`"
     if killed:
         pids = " ".join(str(holder.pid) for holder in killed)
         names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in killed)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from ground import paths
-from ground.errors import InvalidRequest, Reason
+from ground.errors import InvalidRequest, NotReady, Reason
 from scrubber.core import device_names, ownership
 from scrubber.core.acquire import ForJob
 from scrubber.core.events import Distrusted, OpenAttempted, PutInUse
@@ -156,6 +156,28 @@ async def test_an_explanation_names_the_pods_of_holders(world, reporter):
         [holder] = answer.holders
         assert (holder.container, holder.pod) == (tenant, "team/train")
         assert str(holder).endswith("team/train)")
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["given to the next pod", "only asked for"])
+async def test_an_explanation_ends_whom_the_next_pod_waits_for(world, naming, register, is_gone):
+    device = world.uuids[0]
+    [process] = await let_on(world, "pod", device)
+    await asyncio.sleep(3)
+    assert (await naming.explain("0")).advice == ()
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    if is_gone:
+        register.tenants = Tenants((AssignmentEntry(device, "next", "main"),), {"pod": "ns/train", "next": "ns/next"})
+    explained = await naming.explain("0")
+    who, *ends = explained.advice
+    assert explained.before_release == "; ".join(ends)
+    assert ends[-1].endswith(f"`kill -9 {process.pid}`")
+    if is_gone:
+        assert who == "the kubelet has given the GPU to ns/next, which cannot start before ns/train has left it"
+        assert "kubectl" not in ends[0]
+    else:
+        assert who == "another pod has asked for the GPU in vain: unless ns/train is still needed, end it"
+        assert "`kubectl -n ns delete pod train`" in ends[0]
 
 
 async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
@@ -514,7 +536,7 @@ async def test_status_says_who_else_is_on_a_tenants_device(begin, fenced):
     shown = (await reporter.status([device])).devices[0]
     foreign = [(it.pid, it.pod) for it in shown.holders if it.foreign]
     assert (shown.was_shared, foreign) == (True, [(process.pid, "team/evil")])
-    first, save, *more, end = (await reporter.explain(device)).advice
+    first, save, *more, end, _ = (await reporter.explain(device)).advice
     assert "the data of team/train may have been read" in first
     assert "operator_namespaces" not in "".join(more), "the tenant's own namespace"
     assert "autoclave ledger export" in save

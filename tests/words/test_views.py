@@ -223,7 +223,7 @@ def test_the_ledger_is_saved_before_anybody_is_ended():
         'the GPU was not given to "evil" (pid 9, ns/b): the data of team/a-0 may have been read', SAVE,
         "save the specification of its pod: `kubectl -n ns get pod b -o yaml`", *MONITOR,
         "the pod ns/b is also the tenant of GPU 1, 2: if you end it, its work there ends, too", END_IT,
-        'end the pod of "evil" (pid 9): `kubectl -n ns delete pod b`',
+        'end the pod of "evil" (pid 9): `kubectl -n ns delete pod b`', "if that pod is gone already: `kill -9 9`",
     )  # fmt: skip
     assert on_others(lives.IN_USE) == ()
 
@@ -331,6 +331,7 @@ def test_the_tenant_is_named_by_the_best_name(record, tenant):
         ("a pod", TRAIN, {}, {"pod-a": "team/a-0"},
          (f'"train" (pid 7, team/a-0) {KEEPS}',
           'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`',
+          "if that pod is gone already: `kill -9 7`",
           "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
           "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a process that runs", HOST, {HOST: "ann"}, {},
@@ -486,7 +487,15 @@ def test_the_advice_is_no_release_that_would_be_refused():
     ("holder", "pods", "end"),
     lives.rows(
         ("a process outside pods", TRAIN, {}, END),
-        ("a pod", TRAIN, {"pod-a": "ns/a-0"}, ('end the pod of "train" (pid 7): `kubectl -n ns delete pod a-0`',)),
+        (
+            "a pod",
+            TRAIN,
+            {"pod-a": "ns/a-0"},
+            (
+                'end the pod of "train" (pid 7): `kubectl -n ns delete pod a-0`',
+                "if that pod is gone already: `kill -9 7`",
+            ),
+        ),
         (
             "a process that waits in the kernel",
             replace(TRAIN, state="D"),
