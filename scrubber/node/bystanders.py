@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,6 +23,7 @@ from scrubber.node import group_names
 from scrubber.node.pods import PodNames
 from scrubber.node.proc import BlindError, pids, status
 
+PROC = Path("/proc")
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _ROOT = "0"
 _WAY_UP = re.compile(r"^(?:/[.][.])+(?=/)")  # prefix of paths when our own control group is not the root
@@ -112,6 +113,30 @@ def obstacle(proc: Path, process: str) -> str:
     except OSError as error:
         return f"nobody can tell whether it has the mounts of the host: {proc}/1/ns/mnt: {error.strerror}"
     return "" if os.path.samestat(mounts, host) else "it has mounts of its own, as with `PrivateTmp=` in its unit"
+
+
+def why_not(entries: Collection[str], holder: Holder, pod: str, proc: Path = PROC) -> str:
+    """Why a process is no bystander, although an entry of ``evict.bystanders`` is its program; empty if none is.
+
+    ``pod``: NAMESPACE/NAME of its pod, if that is known.
+    """
+    process, namespace = f"{proc}/{holder.pid}", pod.partition("/")[0]
+    if holder.container is not None and not namespace:
+        return ""
+    try:
+        exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- see above
+        if (f"{namespace}:{exe}" if namespace else exe) not in entries or status(process).started != holder.started:
+            return ""
+    except OSError:
+        return ""
+    if namespace:
+        return "this node cannot tell that the process is in a pod of that namespace"
+    try:
+        return obstacle(proc, process)
+    except FileNotFoundError:  # it has ended meanwhile
+        return ""
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
 
 
 def _started_by_root(process: str, proc: Path) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
+from ground import process_names
 from ground.errors import joined
 from policies.policy_model import OPERATOR_PROGRAMS, RUNTIME_UNITS, FenceMode, Policy, concessions
 from scrub_api import views
@@ -25,7 +26,7 @@ from scrubber.core.repeated_uses import UnauthorisedUse
 from scrubber.devices.base import DeviceError
 from scrubber.fence.guard import Guard
 from scrubber.fence.live_openers import LiveOpener
-from scrubber.node import proc
+from scrubber.node import bystanders, proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.clock import NO_KUBELET
 from scrubber.node.pods import Tenants
@@ -176,6 +177,7 @@ class StatusReporter:
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
+        advice += tuple(self._listed_in_vain(record, holders, pods))
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
         shown = (self._holder_view(record, it, pods, foreign=it in others) for it in holders)
         device = replace(device, holders=tuple(shown))
@@ -194,6 +196,16 @@ class StatusReporter:
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
+
+    def _listed_in_vain(
+        self, record: Record, holders: Sequence[Holder], pods: Mapping[str, str]
+    ) -> Iterator[str]:  # fmt: skip
+        """Why an entry of ``evict.bystanders`` does not let these processes keep the device open."""
+        listed = self._policy(record).evict.all_bystanders(self._fixed.exempt_namespaces)
+        for holder in holders:
+            if why := bystanders.why_not(listed, holder, pods.get(holder.container or "", "")):
+                process = process_names.describe(holder.command, holder.pid)
+                yield f"evict.bystanders lists {process}, but it does not count: {why}"
 
     def _tenants_of_others(self, record: Record) -> dict[str, str]:
         """The other devices that are in use, as commands name them, by the pod or container that has them."""

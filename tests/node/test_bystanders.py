@@ -18,7 +18,7 @@ import pytest
 from policies.policy_model import OPERATOR_PROGRAMS, Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
-from scrubber.node.bystanders import Bystander, Bystanders, obstacle
+from scrubber.node.bystanders import Bystander, Bystanders, obstacle, why_not
 from scrubber.node.pods import PodNames
 from scrubber.node.sandboxes import Sandboxes
 from tests.node.conftest import NodeProc
@@ -112,6 +112,21 @@ def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object
     assert not node.knows(holder=replace(node.holder, command="daemon"))
     found = obstacle(node.proc.path, str(node.process))
     assert (why in found, bool(found)) == (True, bool(why))
+    assert why_not([str(node.exe)], node.holder, "", node.proc.path) == found
+    assert why_not([], node.holder, "", node.proc.path) == ""
+
+
+def test_a_listed_program_is_no_bystander_if_nobody_can_tell(node: Node) -> None:
+    def why(holder: Holder, pod: str = "") -> str:
+        return why_not([str(node.exe), f"ops:{node.exe}"], holder, pod, node.proc.path)
+
+    in_pod, cannot_tell = replace(node.holder, container=U), "this node cannot tell that the process is in a pod"
+    assert cannot_tell in why(in_pod, "ops/monitor")
+    assert [why(in_pod, "team/a"), why(in_pod)] == ["", ""]
+    (node.process / "ns/mnt").unlink()
+    (node.process / "ns/mnt").symlink_to(node.process / "ns/mnt")
+    assert why(node.holder) == f"{node.process}/ns/mnt: Too many levels of symbolic links"
+    assert [why(replace(node.holder, started=0.0)), why(replace(node.holder, pid=8))] == ["", ""]
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

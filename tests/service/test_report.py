@@ -18,7 +18,7 @@ from scrubber.core.model import Opener, Owner, ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
-from scrubber.node import proc
+from scrubber.node import bystanders, proc
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.node.pods import Tenants
@@ -627,6 +627,17 @@ async def test_a_service_in_the_way_is_stopped_as_a_unit(world, reporter, monkey
     advice = (await reporter.explain(world.uuids[0])).advice
     stops = unit == "mymon.service"
     assert f"`systemctl stop {unit}`" in advice[0] if stops else f"`kill {process.pid}`" in advice[0]
+
+
+async def test_an_entry_without_effect_is_explained(begin, monkeypatch):
+    world = await begin(policy="defaults: {evict: {bystanders: [/usr/bin/mymon]}}")
+    process = world.intrude(world.uuids[0])
+    why = "root did not start it"
+    monkeypatch.setattr(bystanders, "why_not", lambda listed, *_: why if "/usr/bin/mymon" in listed else "")
+    await asyncio.sleep(3)
+    said = (await world.life.reporter.explain(world.uuids[0])).advice
+    [in_vain] = [it for it in said if it.startswith("evict.bystanders lists ")]
+    assert in_vain.endswith(f" (pid {process.pid}), but it does not count: {why}")
 
 
 @dataclass
