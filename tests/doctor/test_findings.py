@@ -391,6 +391,7 @@ def test_no_finding_exempts_the_namespace_of_a_tenant():
     idle = gpu(fence="watch", openers=(pod,), owner=pod.place, pod="site/x", holders=(on_it,))
     [found] = finding_of(idle, "fence")
     assert "add site to evict.operator_namespaces" in found.remedy, "a monitor on an idle GPU is no tenant"
+    assert found.remedy.endswith("But if pods there get GPUs, it is a namespace of tenants, so do not exempt it"), "earlier"
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,8 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants
     remedy += "unit (of a slice it never says so): restart the unit, or for a slice the node"
     if opener.in_pod:
         remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
-        remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"
+        remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there. "
+        remedy += "But if pods there get GPUs, it is a namespace of tenants, so do not exempt it"
     if opener.in_pod and namespace in tenants:
         text = f"{asked} and {did}; {times}"
         return warning(text, f"{namespace} is a namespace of tenants, so do not exempt it: ask whose pod this is")
