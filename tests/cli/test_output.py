@@ -361,6 +361,15 @@ def test_the_advice_during_a_ledger_fault_is_the_doctor():
     assert "advice  repair the ledger: `autoclave doctor` says how" in lines
 
 
+def test_a_probation_that_is_due_says_what_it_waits_for():
+    due = replace(SICK, quarantine=replace(QUARANTINE, next_probe_seconds=0.0))
+    assert text_tables.describe(due).endswith("next probation as soon as the fault has ended and nothing prevents it")
+    for fault, waits in (("", "the fault has ended and no process has the GPU open"), ("full", "the ledger can be")):
+        explained = views.Explanation(due, (), (), "it has no rules")
+        said = "\n".join(explain.story(explained, replace(SERVICE, ledger_fault=fault), NOW))
+        assert f"path, as soon as {waits}" in said
+
+
 def test_an_explanation_of_a_clean_device_names_its_receipt():
     shown = "\n".join(story(CLEAN))
     assert "proven by receipt 3dac54cd6a98ac39, not signed\n" in shown

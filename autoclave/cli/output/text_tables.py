@@ -128,7 +128,7 @@ def describe(device: views.DeviceStatus) -> str:
             case None:
                 way_back = "waits for an operator"
             case 0.0:
-                way_back = "next probation as soon as the fault has ended"
+                way_back = "next probation as soon as the fault has ended and nothing prevents it"
             case due:
                 way_back = f"next probation in {human.span(due)}"
         if device.job is not None:

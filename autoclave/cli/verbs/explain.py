@@ -65,8 +65,9 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield ""
     when = "last" if service is None else "now "
     yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
-    yield from _indented(_state(device))
-    broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
+    ledger_fault = service is not None and bool(service.ledger_fault)
+    yield from _indented(_state(device, ledger_fault=ledger_fault))
+    broken = ("repair the ledger: `autoclave doctor` says how",) if ledger_fault else ()
     deeds = (*broken, *explanation.advice)  # a line for each
     yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
     yield from _indented(deeds[1:])
@@ -119,7 +120,7 @@ def _tells(entry: views.HistoryEntry) -> bool:
     return entry.kind not in {"scrub-started", "probation-started"}
 
 
-def _state(device: views.DeviceStatus) -> Iterator[str]:
+def _state(device: views.DeviceStatus, *, ledger_fault: bool) -> Iterator[str]:
     """The lines about the present state."""
     if device.quarantine is not None:
         yield f"{device.quarantine.reason}: {device.quarantine.detail}"
@@ -127,7 +128,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield from _running(device.job, device.quarantine)
     elif device.quarantine is not None:
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
-            yield _way_back(device.quarantine, device.argument)
+            yield _way_back(device.quarantine, device.argument, ledger_fault=ledger_fault)
     elif note := text_tables.describe(device):
         yield note
     if device.setback and device.quarantine is None and device.job is not None:
@@ -161,7 +162,7 @@ def _running(job: views.JobStatus, quarantine: views.QuarantineStatus | None) ->
         yield f"the probation before it ended with: {quarantine.last_try}"
 
 
-def _way_back(quarantine: views.QuarantineStatus, gpu: str) -> str:
+def _way_back(quarantine: views.QuarantineStatus, gpu: str, *, ledger_fault: bool) -> str:
     tried = f"probations so far: {quarantine.probes}" if quarantine.probes else "no probation yet"
     if quarantine.last_try:
         tried = f"{tried}, last result: {quarantine.last_try}"
@@ -169,6 +170,8 @@ def _way_back(quarantine: views.QuarantineStatus, gpu: str) -> str:
         return f"quarantined until `autoclave reinstate {gpu}`; {tried}"
     due = quarantine.next_probe_seconds
     when = f"in {human.span(due)}" if due else "as soon as the fault has ended and no process has the GPU open"
+    if ledger_fault and not due:
+        when = "as soon as the ledger can be written"
     return f"next probation, on the {quarantine.next_path} path, {when}; {tried}"
 
 
