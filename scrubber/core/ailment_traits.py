@@ -57,7 +57,7 @@ class AilmentTraits(Remedy):
 
 _BACK = "Autoclave tests the GPU again automatically"
 _REPLACE, _THEN = "replace the GPU (RMA)", "then `autoclave reinstate {gpu}`"
-_REPLACED = "a new GPU needs nothing more; if this one stays, run `autoclave reinstate {gpu}`"
+_REPLACED = "a new GPU needs nothing more; after a repair of this one, run `autoclave reinstate {gpu}`"
 _REBOOT = "drain and reboot the node"
 _FAILS = f"if that keeps failing, {_REBOOT}"
 _RESET = f"wait: {_BACK}, with a reset", _FAILS

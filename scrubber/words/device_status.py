@@ -269,7 +269,9 @@ def advice(  # noqa: PLR0913 - all that is known
     if blocked:
         return (f"remove what blocks the scrub: {blocked}", AGAIN)
     if record.scrubs.setback is not None:
-        return (f"wait: {AGAIN}",)
+        stuck = record.scrubs.stuck
+        hung = [*ends([it for it in stuck.holders if it.state == "D"], pods, units)] if stuck is not None else []
+        return (*hung, AGAIN) if hung else (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
     begins = foreign
     for sign in signs:
@@ -549,6 +551,7 @@ def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Hold
         process = process_names.describe(holder.command, holder.pid)
         if holder.state == "D":
             yield f"no signal ends {process}, because it waits in the kernel: `cat /proc/{holder.pid}/stack`"
+            yield "if it stays there, drain and reboot the node"
         elif unit := units.get(holder):  # systemd may start it again after a signal
             if unit not in named:
                 named.add(unit)

@@ -33,5 +33,5 @@ async def test_a_failed_remap_waits_for_a_person_over_reboots(build):
             reported = await admin.explain(uuid)
         assert (reported.device.quarantine.reason, reported.device.quarantine.sticky) == ("remap-failed", True)
         assert reported.device.quarantine.probes == 0
-        stays = "a new GPU needs nothing more; if this one stays, run `autoclave reinstate 0`"
+        stays = "a new GPU needs nothing more; after a repair of this one, run `autoclave reinstate 0`"
         assert reported.advice == ("replace the GPU (RMA)", stays)

@@ -11,7 +11,7 @@ from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.ailment_traits import AILMENTS
-from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
+from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step, Stuck
 from scrubber.core.repeated_uses import RepeatedUse, UnauthorisedUse
 from scrubber.words import device_status
 from tests.core import lives
@@ -152,6 +152,10 @@ def test_a_setback_shows_why():
 
 
 TRAIN = Holder(7, 1.0, "train", "pod-a")
+HUNG = (
+    'no signal ends "train" (pid 7), because it waits in the kernel: `cat /proc/7/stack`',
+    "if it stays there, drain and reboot the node",
+)
 END = 'end "train" (pid 7): `kill 7`', "if that does not help: `kill -9 7`"
 
 
@@ -500,7 +504,7 @@ def test_the_advice_is_no_release_that_would_be_refused():
             "a process that waits in the kernel",
             replace(TRAIN, state="D"),
             {},
-            ('no signal ends "train" (pid 7), because it waits in the kernel: `cat /proc/7/stack`',),
+            HUNG,
         ),
     ),
 )
@@ -509,6 +513,8 @@ def test_the_advice_ends_who_blocks_a_scrub(holder, pods, end):
     assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (*end, again)
     assert device_status.advice(lives.DIRTY, "no CuPy") == ("remove what blocks the scrub: no CuPy", again)
     assert device_status.advice(lives.SET_BACK) == (f"wait: {again}",)
+    told = replace(lives.SET_BACK, scrubs=replace(lives.SET_BACK.scrubs, stuck=Stuck((holder,), NOW)))
+    assert device_status.advice(told) == ((*HUNG, again) if holder.state == "D" else (f"wait: {again}",))
 
 
 def test_the_advice_during_a_probation_is_to_wait():
