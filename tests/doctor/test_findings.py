@@ -391,7 +391,7 @@ def test_no_finding_exempts_the_namespace_of_a_tenant():
     idle = gpu(fence="watch", openers=(pod,), owner=pod.place, pod="site/x", holders=(on_it,))
     [found] = finding_of(idle, "fence")
     assert "add site to evict.operator_namespaces" in found.remedy, "a monitor on an idle GPU is no tenant"
-    assert found.remedy.endswith("But if pods there get GPUs, it is a namespace of tenants, so do not exempt it"), "earlier"
+    assert found.remedy.endswith("But if pods there get GPUs, it is a namespace of tenants, so do not exempt it")
 
 
 @pytest.mark.parametrize(
@@ -609,6 +609,7 @@ REMEDIES = [
     ),
     ("service", alone(last_error=LastError(WORDED, 0.0, "load it")), "load it"),
     ("service", stands(answer=Unreachable(WORDED, "start it")), "start it"),
+    ("fence", service(fence_lacks="no BPF"), "remove this cause and restart the service"),
     ("receipts", stands(receipt_key=CheckFault(WORDED, remedy="restore it")), "restore it"),
     ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
@@ -621,6 +622,13 @@ def test_a_remedy_names_what_to_do_here(name, facts, remedy):
     [found] = finding_of(facts, name)
     assert remedy in found.remedy
     assert WORDED not in found.text or remedy == found.remedy, "whatever the words, none of them is the remedy"
+
+
+@pytest.mark.parametrize("facts", [alone(), alone(last_error=LastError("no driver", 0.0, "load it"))])
+def test_without_a_service_the_doctor_says_who_keeps_others_off(facts):
+    """The kernel does so until the lease of the fence ends; a person may have to know."""
+    [found] = finding_of(facts, "service")
+    assert "`autoclave fence status` says whether the kernel still keeps others off the GPUs" in found.text
 
 
 @pytest.mark.parametrize("name", ["unreadable", "mps"])

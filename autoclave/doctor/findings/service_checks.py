@@ -24,6 +24,7 @@ from scrubber.fence.live_openers import KEPT_FOR
 KEEPS_OFF = (FenceMode.HOLD.value, FenceMode.REFUSE.value, views.OPEN_TO_ALL)  # what such a fence does now
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 ALLOCATE_WAITS = "So a pod waits for its GPU in Allocate there, and fails if that takes too long"
+ALONE = "`autoclave fence status` says whether the kernel still keeps others off the GPUs"
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
 
 
@@ -39,10 +40,10 @@ def service(node: Node) -> Iterator[Finding]:
         case Unreachable() if (last := service_facts.last_error(node)) is not None:
             at = calendar_time.utc(last.at).astimezone().isoformat(sep=" ", timespec="seconds")
             remedy = last.remedy or f"correct that, and {errors.start(on_kubernetes=on_kubernetes(node))}"
-            yield broken(f"the scrub service does not run. It ended at {at}: {last.text}", remedy)
+            yield broken(f"the scrub service does not run. It ended at {at}: {last.text}. {ALONE}", remedy)
         case Unreachable(message=message, remedies=remedies):
             remedy = errors.joined(*remedies) or errors.start(on_kubernetes=on_kubernetes(node))
-            yield broken(message, remedy)
+            yield broken(f"{message}. {ALONE}", remedy)
         case AutoclaveError() as error:
             text = f"the scrub service gives no status: {error}"
             yield broken(text, f"read its log; {errors.restart(on_kubernetes=on_kubernetes(node))}")
@@ -187,7 +188,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if service.fence_lacks:
         text = f"{service.fence_lacks}. Instead, the service searches for users of a GPU, and may miss a short use. "
         text += ALLOCATE_WAITS
-        remedy = "give the node what it lacks and restart the service, or choose `fence: {mode: off}` in the policy"
+        remedy = "remove this cause and restart the service, or choose `fence: {mode: off}` in the policy"
         yield warning(text, remedy)
         return
     guarded = [device for device in status.devices if device.fence]
