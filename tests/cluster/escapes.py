@@ -65,7 +65,7 @@ async def stays_shut(
     await pods.delete("owner")
     await pods.gone("owner")
     said = (await autoclave.closing(0)).ended.guarded
-    assert (said.let_through, said.refused, said.flaws) == (0, len(WAYS) + 2, ()), said
+    assert (said.let_through, said.refused, said.gaps, said.open_to_all) == (0, len(WAYS) + 2, 0, False), said
     await refused("after")
     await autoclave.refused(0, 2)
     await hold("next")
