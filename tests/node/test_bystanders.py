@@ -116,7 +116,7 @@ def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object
     assert why_not([], node.holder, "", node.proc.path) == ""
 
 
-def test_a_listed_program_is_no_bystander_if_nobody_can_tell(node: Node) -> None:
+def test_a_listed_program_that_cannot_be_examined_is_no_bystander(node: Node) -> None:
     def why(holder: Holder, pod: str = "") -> str:
         return why_not([str(node.exe), f"ops:{node.exe}"], holder, pod, node.proc.path)
 

@@ -513,8 +513,8 @@ def test_the_advice_ends_who_blocks_a_scrub(holder, pods, end):
     assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (*end, again)
     assert device_status.advice(lives.DIRTY, "no CuPy") == ("remove what blocks the scrub: no CuPy", again)
     assert device_status.advice(lives.SET_BACK) == (f"wait: {again}",)
-    told = replace(lives.SET_BACK, scrubs=replace(lives.SET_BACK.scrubs, stuck=Stuck((holder,), NOW)))
-    assert device_status.advice(told) == ((*HUNG, again) if holder.state == "D" else (f"wait: {again}",))
+    set_back = replace(lives.SET_BACK, scrubs=replace(lives.SET_BACK.scrubs, stuck=Stuck((holder,), NOW)))
+    assert device_status.advice(set_back) == ((*HUNG, again) if holder.state == "D" else (f"wait: {again}",))
 
 
 def test_the_advice_during_a_probation_is_to_wait():
