@@ -184,14 +184,19 @@ def snapshot_of(connection: sqlite3.Connection) -> ledger_rows.Snapshot | None:
             records = _text(text, None)
         case _:
             raise CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
-    batches = []
+    return ledger_rows.Snapshot(cut, records, batches(connection))
+
+
+def batches(connection: sqlite3.Connection) -> tuple[ledger_rows.Batch, ...]:
+    """The batches of evidence, in order."""
+    found = []
     for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
         match columns:
             case (int(end), int(count), float(latest), bytes(digest)):
-                batches.append(ledger_rows.Batch(end, count, latest, _text(digest, None)))
+                found.append(ledger_rows.Batch(end, count, latest, _text(digest, None)))
             case _:
                 raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
-    return ledger_rows.Snapshot(cut, records, tuple(batches))
+    return tuple(found)
 
 
 def row_of(columns: tuple[object, ...]) -> LedgerRow:

@@ -184,9 +184,9 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
             for row in tree.check(connection, snapshot, database.rows(connection), noted):
                 ledger_rows.entry(row)
                 count, last = count + 1, row.seq
+            _check_evidence(connection, snapshot.batches if snapshot is not None else ())
             if snapshot is not None:
                 ledger_rows.decode_records(snapshot.records)
-                _check_evidence(connection, snapshot)
                 tree.check_folded(connection, snapshot)
             node = _node(connection)
             ours = _ours(connection, last, held, node)
@@ -247,13 +247,16 @@ def _check_against(connection: sqlite3.Connection, last: int, vouched: int, chec
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
-def _check_evidence(connection: sqlite3.Connection, snapshot: ledger_rows.Snapshot) -> None:
-    """Check each batch of evidence, and that there is no evidence outside the batches."""
+def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[ledger_rows.Batch]) -> None:
+    """Check each batch of evidence, and that there is no other evidence. ``vouched``: those of the snapshot."""
+    if database.batches(connection) != tuple(vouched):
+        raise CorruptLedgerError("there is a batch of evidence without a snapshot")
     first = database.EARLIEST
-    for batch in snapshot.batches:
-        last = database.LATEST if batch is snapshot.batches[-1] else batch.cut
-        kept = tuple(database.evidence(connection, first, last))
+    for batch in vouched:
+        kept = tuple(database.evidence(connection, first, batch.cut))
         tree.check_leaves(connection, kept)
         ledger_rows.check_evidence(batch, kept)
         ledger_rows.entries(kept)
         first = batch.cut + 1
+    for row in database.evidence(connection, first):
+        raise CorruptLedgerError(f"row {row.seq} is among the evidence, and no batch has it", row.seq)

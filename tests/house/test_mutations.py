@@ -142,6 +142,7 @@ IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to
 OBSERVED_SINCE, IN_OBSERVED_SINCE = "scrubber/observe/observed_since.py", "tests/observe/test_observed_since.py"
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
+IN_READING = "tests/ledger/test_reading.py"
 FENCING, IN_FENCING = "scrubber/core/fencing.py", "tests/core/test_fencing.py"
 FENCE, IN_FENCE, IN_GUARD = (
     "scrubber/fence/kernel/fence.py",
@@ -262,6 +263,7 @@ PLANTED = [
     Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
     Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
     Mutant("scrubber/ledger/ledger_rows.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
+    Mutant("scrubber/ledger/reading.py", "in database.evidence(connection, first)", "in ()", tests=IN_READING),
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),

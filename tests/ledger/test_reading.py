@@ -133,6 +133,25 @@ def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     assert believed(scratch) == believed(sample)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO evidence SELECT -seq, device, wall, uptime, op, kind, body, salt, 1 FROM entries",
+        "INSERT INTO evidence SELECT seq + 900, device, wall, uptime, op, kind, body, salt, 1 FROM entries",
+        "INSERT INTO batches VALUES (1, 1, 1.0, 'x')",
+    ],
+)
+def test_evidence_in_a_ledger_that_folded_no_row_is_noticed(tmp_path, change):
+    """History and the list of hand-overs show such rows."""
+    ledger, _ = opening.open_or_set_aside(path := tmp_path / "ledger.db", NOW)
+    ledger.append([LedgerEntry(0, "GPU-0", NOW, "op-1", events.Released("reason"))])
+    ledger.close()
+    assert reading.verify(path).broken is None
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(change)
+    assert reading.verify(path).broken is not None
+
+
 @given(data=st.data())
 def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data):
     """Never a traceback, and never "sound" when anything that was stored reads differently."""
