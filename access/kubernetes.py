@@ -26,7 +26,7 @@ RIGHTS_INSIDE = (
 )  # fmt: skip
 CLAIM_RIGHTS = ("create resourceclaimtemplates.resource.k8s.io",)
 PLACED_WITHIN = 120.0  # seconds until the scheduler finds a node for a pod: a GPU may be in use for a moment
-_SAYS_EVERY = 5.0  # seconds: what a pod waits for
+_SAYS_AFTER, _SAYS_EVERY = 5.0, 30.0  # seconds: what a pod waits for
 _ENDS_WITHIN = 30.0  # seconds, of a pod that nothing holds up
 _SETTLED_WITHIN = 30.0  # seconds until a new namespace has its quota counted, and an account
 _IN_OWNER = ("second-container", "ephemeral-container")
@@ -81,7 +81,7 @@ class Pods:
 
     def answer(self, role: str, within: float) -> Outcome:
         """Wait until the container runs or has ended, and read the first line of its log."""
-        began, says, said = time.monotonic(), _SAYS_EVERY, ""
+        began, says, said = time.monotonic(), _SAYS_AFTER, ""
         pod, container = _place(role)
         while (state := pod_states.state(status := self._status(role), container)) not in (RUNNING, TERMINATED):
             self.interruption.check()

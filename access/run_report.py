@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from access import manifest_files
 from access.probe_answers import Answer
-from access.trials import Run
+from access.trials import NO_NODE, Run
 from access.way_verdict import CLOSED, OPENED, RULES, Finding, Verdict, exit_code, has_gpu
 from access.ways import OWNER_CASE, PLAIN
 from containers import pages
@@ -52,7 +52,8 @@ def headline(run: Run) -> str:
     opened = [finding.way.name for finding in run.findings if finding.verdict is Verdict.FAIL and finding.chosen]
     code = exit_code(run.owner, run.findings)
     if code == OPENED:
-        return f"A GPU was opened that was not given, in {quantity(len(opened), 'way')}: {', '.join(opened)}."
+        did = "A GPU was opened that was not given, or was given on while another process had it open"
+        return f"{did}, in {quantity(len(opened), 'way')}: {', '.join(opened)}."
     if code == CLOSED:
         tried = sum(finding.verdict in (Verdict.PASS, Verdict.FAIL) for finding in run.findings)
         ways = f" It was tried in {tried} of {len(run.findings)} ways." if tried < len(run.findings) else ""
@@ -100,12 +101,14 @@ def page(about: About, run: Run) -> str:
         " which are part of the program. Nobody has signed this page; the same command makes it again."
     )
     held = f"The owner opened {', '.join(owner.opened)}." if isinstance(owner, Answer) and owner.opened else ""
+    unknown = isinstance(owner, Answer) and owner.context == "unknown"
+    tried = f"Only device nodes were tried. Contexts and secrets are unknown: {owner.context_why}." if unknown else ""
     early = f"The run ended early: {pages.words(_end(run))}." if _end(run) else ""
     left = f"**The clean-up failed**: {pages.words(run.left_behind)}." if run.left_behind else ""
     parts = (
         "# Who can open a GPU that it was not given",
         pages.wrapped(f"**{headline(run)}**"),
-        *map(pages.wrapped, filter(None, (left, early, taken, held))),
+        *map(pages.wrapped, filter(None, (left, early, taken, held, tried))),
         pages.table(("fact", "value"), [(name, pages.words(value)) for name, value in run.facts.items()]),
         "## The ways",
         pages.table(
@@ -135,7 +138,7 @@ def junit(about: About, run: Run) -> str:
     suite = ET.Element("testsuite", name=f"autoclave access, {about.on}", time=f"{about.seconds:.1f}")
     owner = ET.SubElement(suite, "testcase", classname="access", name="owner")
     if not has_gpu(run.owner):
-        ET.SubElement(owner, "error", message=plain(getattr(run.owner, "why", "it opened no node")))
+        ET.SubElement(owner, "error", message=plain(getattr(run.owner, "why", NO_NODE)))
     for finding in run.findings:
         case = ET.SubElement(suite, "testcase", classname="access", name=finding.way.name)
         kinds = {Verdict.FAIL: "failure", Verdict.NOT_APPLICABLE: "skipped"}

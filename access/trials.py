@@ -22,6 +22,7 @@ INIT_CONTAINER, LEFTOVER, HANDED_ON, KEPT_OPEN = _AFTERWARDS = tuple(
 )
 Containers = Pods | Attached  # each by its role: "owner", the name of a way, "sharing-owner", and the next owners
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+NO_NODE = "it opened no node that --nodes names"
 HELD_BACK = 60.0  # seconds in which the next container must get the GPU, or it is held back; and once more afterwards
 
 
@@ -97,7 +98,7 @@ class _Trials:
         outcome: Outcome = self.containers.start("owner") or self.containers.answer("owner", STARTS_WITHIN)
         self.done.owner = outcome
         if not isinstance(outcome, Answer) or not has_gpu(outcome):
-            raise ContainerFailed(f"the owner did not get its GPU: {getattr(outcome, 'why', 'it opened no node')}")
+            raise ContainerFailed(f"the owner did not get its GPU: {getattr(outcome, 'why', NO_NODE)}")
         self.numbers = ",".join(sorted(outcome.numbers))
         self.ask = self.containers.address("owner")
         self.note_image("image", "owner")
@@ -155,7 +156,7 @@ class _Trials:
         self.tell(f"{way.name}: {way.tries}")
         owner: Outcome = containers.start("sharing-owner") or containers.answer("sharing-owner", OUTSIDERS_WITHIN)
         if not isinstance(owner, Answer) or not has_gpu(owner):
-            why = f"the owner that takes part did not get a GPU: {getattr(owner, 'why', 'it opened no node')}"
+            why = f"the owner that takes part did not get a GPU: {getattr(owner, 'why', NO_NODE)}"
             for each in filter(self.tries, (way, KEPT_OPEN)):
                 self.note(each, owner if isinstance(owner, Refused) else Unanswered(why))
             return

@@ -66,7 +66,11 @@ def test_a_run_writes_a_page_json_and_junit(node, leaks, code):
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("17", str(code), "0")
     page = (node.root / "out" / "report.md").read_text()
     words = " ".join(page.split())
-    assert "`autoclave access run --on podman --way privileged --way host-dev --image IMAGE --nodes '" in words
+    assert (
+        "`autoclave access run --on podman --way privileged --way host-dev --image IMAGE --gpu /dev/gpu0 --nodes '"
+        in words
+    )
+    assert "Contexts and secrets are unknown: there is no library of the driver." in words
     assert ("It was tried in 3 of 16 ways." in words) is (code == 0)
     assert "| a second container of a pod, without the claim, finds no GPU | not applicable |" in page
     assert "ours:1" not in page + json.dumps(result)

@@ -275,7 +275,7 @@ def test_the_run_goes_on_after_an_odd_container(node, monkeypatch, odd, why):
 def test_an_owner_without_a_gpu_ends_the_run(node):
     node.gpus = []
     done, found = run(node, Place.PODMAN, {"privileged"})
-    assert str(done.ended_by) == "cannot go on: the owner did not get its GPU: it opened no node"
+    assert str(done.ended_by) == "cannot go on: the owner did not get its GPU: it opened no node that --nodes names"
     assert set(found.values()) == {Verdict.NOT_TRIED, Verdict.NOT_APPLICABLE}
     assert exit_code(done.owner, done.findings) == 2
 

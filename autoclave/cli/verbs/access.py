@@ -182,6 +182,8 @@ def _flags(chosen: AccessOptions, nodes: str) -> list[str]:
     flags = [f"--way {name}" for name in chosen["way"]] + [f"--without {name}" for name in chosen["without"]]
     settings = {
         "image": "IMAGE" if chosen["image"] else "",
+        "variable-image": "IMAGE" if chosen["variable_image"] else "",
+        "gpu": chosen["gpu"],
         "node": "NODE" if chosen["node"] else "",
         "nodes": f"'{nodes}'" if nodes != NVIDIA else "",
         "resource": chosen["resource"],
