@@ -101,8 +101,9 @@ def page(about: About, run: Run) -> str:
         " which are part of the program. Nobody has signed this page; the same command makes it again."
     )
     held = f"The owner opened {', '.join(owner.opened)}." if isinstance(owner, Answer) and owner.opened else ""
-    unknown = isinstance(owner, Answer) and owner.context == "unknown"
-    tried = f"Only device nodes were tried. Contexts and secrets are unknown: {owner.context_why}." if unknown else ""
+    tried = ""
+    if isinstance(owner, Answer) and owner.context == "unknown":
+        tried = f"Only device nodes were tried. Contexts and secrets are unknown: {owner.context_why}."
     early = f"The run ended early: {pages.words(_end(run))}." if _end(run) else ""
     left = f"**The clean-up failed**: {pages.words(run.left_behind)}." if run.left_behind else ""
     parts = (
