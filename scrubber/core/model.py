@@ -512,6 +512,7 @@ class Sighting:
     vitals: Vitals | None = None
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
+    bystander_pods: frozenset[str] = frozenset()  # those in which a search found bystanders that have it open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,7 +524,7 @@ class Facts:
     """
 
     incarnation: Incarnation
-    holders: tuple[Holder, ...] | None  # this and what follows, up to ``held_up``, as in ``Sighting``
+    holders: tuple[Holder, ...] | None  # this and what follows, up to ``bystander_pods``, as in ``Sighting``
     pods: Mapping[str, str]  # NAMESPACE/POD of pods of holders, by UID, as far as the fence knows them
     owner_alive: bool | None
     starting_pod_alive: bool | None
@@ -531,6 +532,7 @@ class Facts:
     vitals: Vitals | None
     shortage: str
     held_up: str
+    bystander_pods: frozenset[str]
     domain_resetting: bool  # a sibling is being reset, which takes this device down as well
     observed_since: float  # uptime: since then the service would have noticed any holder
     unobserved: str  # for operators: what happened at ``observed_since``, unless the service began to observe then

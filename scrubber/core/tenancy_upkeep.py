@@ -67,6 +67,8 @@ def _why_over(record: Record, owner: Owner, facts: Facts, now: Moment) -> str:
     """Why the tenancy of this owner is over; empty while it is not, and while any container uses the device."""
     if ownership.live_container(facts.holders or ()) is not None:
         return ""
+    if _is_bystander_now(record, owner, facts):
+        return "it was not granted, and its owner is a bystander by the policy in force"
     # If the checkpoint names another pod, keep the grant: that pod may still start, unannounced after a kubelet
     # restart.
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
@@ -83,6 +85,16 @@ def _why_over(record: Record, owner: Owner, facts: Facts, now: Moment) -> str:
     if record.health.ailment is not None:
         return "it is sick and no process uses it"
     return "it was asked for and no process uses it" if facts.withheld else ""
+
+
+def _is_bystander_now(record: Record, owner: Owner, facts: Facts) -> bool:
+    """Whether a device that nobody was granted is open to bystanders alone, those of its unannounced owner among them.
+
+    The owner was recorded under another policy. A search must have found it: an unannounced pod that is idle keeps the
+    device. So does a pod that the kubelet's checkpoint names.
+    """
+    met = record.tenancy.grant is None and owner.unannounced and owner.container in facts.bystander_pods
+    return met and facts.holders == () and facts.assigned_pods == frozenset()
 
 
 def _owner_is_gone(record: Record, facts: Facts) -> bool:

@@ -79,6 +79,7 @@ class Processes:
         self.settled = True  # whether the last search ended with listings that showed nothing new
         self.missing: dict[str, str] = {}  # of the last search: why the files of a device cannot be looked for
         self.unreadable = ""  # the first process that the last search could not read, and why, for operators
+        self.bystander_pods: dict[str, frozenset[str]] = {}  # of the last search: ``Sighting.bystander_pods``
 
     def holders(
         self,
@@ -95,7 +96,7 @@ class Processes:
         limit of the search in seconds.
         """
         until, self.gave_up, self.unreadable, self.missing = time.monotonic() + within, False, "", {}
-        self.settled = True
+        self.settled, self.bystander_pods = True, {}
         try:
             return self._pass(files, exclude, is_bystander, listed, until)
         except TooSlowError:
@@ -140,6 +141,9 @@ class Processes:
                 unknown |= read.devices
             for device in read.devices:
                 by_device[device] += read.holder
+                if read.bystander_pod:
+                    pods = self.bystander_pods.get(device, frozenset())
+                    self.bystander_pods[device] = pods | {read.bystander_pod}
         unproven = files.keys() if blind else unknown
         return {device: None if device in unproven else tuple(holders) for device, holders in by_device.items()}
 
@@ -225,7 +229,7 @@ class Processes:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
                 if bystander:
-                    return replace(read, devices=frozenset(), task="")
+                    return replace(read, bystander_pod=holder.container or "")
                 return replace(read, holder=(holder,))
         return replace(read, unsure=True)
 
@@ -282,6 +286,7 @@ class _ProcessReading:
     blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
+    bystander_pod: str = ""  # the pod of a bystander, which is no holder; empty: it is in none, or is no bystander
 
 
 _HOLDS_NOTHING = _ProcessReading()  # as most processes

@@ -45,6 +45,7 @@ class SearchResult:
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     settled: bool = True  # whether its last listing of the processes showed no new one
     readings: Mapping[str, UseReading] = field(default_factory=dict)  # of the use counters that answered
+    bystander_pods: Mapping[str, frozenset[str]] = field(default_factory=dict)  # ``Sighting.bystander_pods``, by device
 
 
 class HolderSearch:
@@ -204,6 +205,7 @@ class HolderSearch:
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
         holders, held_up, unreadable, missing, settled = Holders(), "", "", dict[str, str](), True
+        bystander_pods = dict[str, frozenset[str]]()
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
             holders |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
@@ -212,8 +214,10 @@ class HolderSearch:
                 held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"
             unreadable = self._processes.unreadable or unreadable
             missing |= self._processes.missing
+            bystander_pods |= self._processes.bystander_pods
             settled = settled and self._processes.settled
-        return SearchResult(holders, held_up or unreadable, unreadable, missing, settled=settled)
+        why = held_up or unreadable
+        return SearchResult(holders, why, unreadable, missing, settled=settled, bystander_pods=bystander_pods)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a bystander, or descends from a worker (a reset tool), even one that has just started."""

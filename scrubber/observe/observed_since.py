@@ -164,6 +164,7 @@ class ObservedSince:
             vitals=seen.vitals,
             shortage=seen.shortage,
             held_up=seen.held_up,
+            bystander_pods=seen.bystander_pods,
             domain_resetting=domain_resetting,
             observed_since=since,
             unobserved=why,

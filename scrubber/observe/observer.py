@@ -217,6 +217,7 @@ class Observer:
             starting_pod_alive=starting_pod_alive,
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
+            bystander_pods=search.bystander_pods.get(record.device.uuid, frozenset()),
         )
         return self._seen(record, seen_now, starting_pod)
 

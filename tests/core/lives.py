@@ -229,6 +229,7 @@ def facts(  # noqa: PLR0913 - what may be seen
     siblings: bool | None = False,
     vitals: Vitals | None = WELL,
     assigned_pods: Collection[str] | None = None,
+    bystander_pods: Collection[str] = (),
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
     given = None if assigned_pods is None else frozenset(assigned_pods)
@@ -242,6 +243,7 @@ def facts(  # noqa: PLR0913 - what may be seen
         vitals=vitals,
         shortage="",
         held_up="",
+        bystander_pods=frozenset(bystander_pods),
         domain_resetting=False,
         observed_since=since,
         unobserved="",
@@ -331,6 +333,7 @@ def observations(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = 
         siblings=st.sampled_from([None, True, False]),
         vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), RELAID, Vitals(leaked_bytes=7)]),
         assigned_pods=st.sampled_from([None, (), (A,), (B,), (A, B)]),
+        bystander_pods=st.sampled_from([(), (B,)]),
     )
 
 

@@ -1,10 +1,12 @@
 """Who was met on a device keeps it while he lives, on it or not: a checkpoint that lacks him may have been lost.
 
 But for who comes to an announced grant, in the kubelet's same life, on which nobody was let start: it is not his.
+Nor is a device that nobody was granted his, once the policy says that he is a bystander.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from scrubber.core import acquire, next_action, start
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForPod
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
-from scrubber.core.model import Facts, Owner
+from scrubber.core.model import Facts, Holder, Owner
 from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, rows
@@ -22,14 +24,21 @@ from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, lat
 LATE = later(1e6)
 UNANNOUNCED_POD = Owner(B, NOW, seen=True, unannounced=True)
 ITS_OWN = RecordFirst(ev.PutInUse(replace(UNANNOUNCED_POD, unannounced=False)))
+ITS = lives.live(lives.FOUND_IN_USE, ITS_OWN.event)
 LET_GO = RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
 GONE = RecordFirst(ev.Released("its owner is gone"))
+NOT_ITS = RecordFirst(ev.Released("it was not granted, and its owner is a bystander by the policy in force"))
 CROWD = RecordFirst(ev.PutInUse(replace(UNANNOUNCED_POD, crowded=True)))
 
 
 def off(*given: str, epoch: str = "epoch-1", withheld: bool = False) -> Facts:
     """Nobody is on it, the visitor lives elsewhere, and the kubelet has given it to these."""
     return replace(facts(alive=True, assigned_pods=given, epoch=epoch), withheld=withheld)
+
+
+def beside(*holders: Holder, given: Collection[str] | None = ()) -> Facts:
+    """The unannounced pod has it open as a bystander, beside these."""
+    return facts(holders, alive=True, assigned_pods=given, bystander_pods=[B])
 
 
 TEND = rows(
@@ -56,6 +65,19 @@ TEND = rows(
     ("its pod is gone, and a job has it, of whom nobody is on it", lives.VISITED_KEPT, facts(alive=False), Proceed()),
     ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), withheld=True),
      Proceed()),
+    ("it is a bystander by now, as all who are on it", lives.FOUND_IN_USE, beside(), NOT_ITS),
+    ("it is a bystander, and another process is none", lives.FOUND_IN_USE, beside(FOREIGN), Proceed()),
+    ("another pod on it is none", lives.FOUND_IN_USE, beside(OF_A), CROWD),
+    ("it is idle, and another pod is the bystander", lives.FOUND_IN_USE,
+     replace(beside(), bystander_pods=frozenset({A})), Proceed()),
+    ("it is a bystander, and the kubelet gave it the device", lives.FOUND_IN_USE, beside(given=[B]), ITS_OWN),
+    ("it is a bystander, and the kubelet gave it the device once", ITS, beside(), Proceed()),
+    ("it is a bystander, and another pod has the device", lives.FOUND_IN_USE, beside(given=[A]), Proceed()),
+    ("nobody can read to whom the kubelet gave it", lives.FOUND_IN_USE, beside(given=None), Proceed()),
+    ("nobody can say who else is on it", lives.FOUND_IN_USE, replace(beside(), holders=None), Proceed()),
+    ("it is a bystander, and may be who was granted it", lives.VISITED_UNPROVEN, beside(), Proceed()),
+    ("it is a bystander on what was granted without a word", lives.VISITED_UNANNOUNCED, beside(), Proceed()),
+    ("it is a bystander, and a job has the device", lives.VISITED_KEPT, beside(), Proceed()),
     ("one without a name is no pod's", lives.USED_BY_HOST, facts((FOREIGN,), assigned_pods=[A]), Proceed()),
 )  # fmt: skip
 

@@ -326,6 +326,12 @@ PLANTED = [
     Mutant(PROOF, "max(facts.observed_since, facts.used_at)", "facts.used_at", tests=IN_PROOF),
     Mutant(PROOF, "receipt is not None and receipt.finished.uptime < facts.used_at", "False", tests=IN_USES),
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
+    Mutant(
+        "scrubber/core/tenancy_upkeep.py",
+        "return met and facts.holders == () and",
+        "return met and",
+        tests="tests/core/test_unannounced.py",
+    ),
     Mutant(OBSERVED_SINCE, "if isinstance(now, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(before, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
     Mutant(OBSERVED_SINCE, "if isinstance(now, NoUseCounter):", "if False:", tests=IN_USES),

@@ -274,13 +274,19 @@ def test_a_search_is_settled_without_new_processes(
 
 def test_bystanders_are_left_out(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
+    pods = {process.pid: "pod-of-another", bystander.pid: "pod"}
+    processes = search(container_of=pods.get)
 
     def found(ignored: set[int]) -> list[int]:
-        seen = search().holders({"gpu": [str(file)]}, is_bystander=lambda it: it.pid in ignored)["gpu"]
+        files = {"gpu": [str(file)], "other": [f"{file}-2"]}
+        seen = processes.holders(files, is_bystander=lambda it: it.pid in ignored)["gpu"]
         return [holder.pid for holder in seen or ()]
 
     assert found({bystander.pid}) == [process.pid]
+    assert processes.bystander_pods == {"gpu": {"pod"}}
     assert pids(file) == sorted([process.pid, bystander.pid])
+    assert found(set()) == sorted([process.pid, bystander.pid])
+    assert processes.bystander_pods == {}
     process.kill()
     process.wait()
     assert found({bystander.pid}) == []

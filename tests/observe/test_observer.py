@@ -333,6 +333,19 @@ async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes
     assert (await observer.for_change(device)).holders == ()
 
 
+@pytest.mark.usefixtures("no_uses")
+async def test_a_round_finds_the_bystander_of_the_owner(bank, processes, launch, tmp_path):
+    bystander = launch(WRITE_AND_WAIT, bank.place(bank.first).memory, **{MARK: POD})
+    driver, since = DriverCalls(bank.backend, "boot"), ObservedSince(0.0)
+    observer = Observer(
+        driver, processes, tmp_path, since, lives.no_reset, lambda _: lambda it: it.pid == bystander.pid
+    )
+    owner = Owner(POD, Moment(0.0, 0.0), seen=True, unannounced=True)
+    facts = await observer.for_round(lives.but(record(bank, bank.first), state=State.IN_USE, owner=owner))
+    assert (facts.holders, facts.owner_alive, facts.bystander_pods) == ((), True, frozenset({POD}))
+    assert (await observer.for_round(record(bank, bank.second))).bystander_pods == frozenset()
+
+
 @pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
 async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path, monkeypatch, launch, listed):
     """A driver that does not answer, or that is released, proves nothing."""

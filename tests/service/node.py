@@ -144,7 +144,7 @@ class Node:
 
     name = "pretend"
     gave_up, unreadable, missing = False, "", MappingProxyType[str, str]({})  # each search here reads all in time
-    settled = True
+    settled, bystander_pods = True, MappingProxyType[str, frozenset[str]]({})
     pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int, *, fenced: bool = False) -> None:
