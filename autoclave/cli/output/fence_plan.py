@@ -77,6 +77,9 @@ def _row(
     policy_since: float,
 ) -> Planned:
     openers = [opener for _, opener in asked]
+    # Attempts from before the policy in force do not say what modes do now, if the program has asked again.
+    again = any(opener.last >= policy_since for opener in openers)
+    now = [it for it in openers if not again or it.last >= policy_since or not it.is_settled(policy_since)]
     program = next((it for it in map(look, openers) if it.path), Program())
     row = Planned(
         *key,
@@ -84,8 +87,8 @@ def _row(
         gpus=len({device for device, _ in asked}),
         asked=sum(opener.times for opener in openers),
         refused=sum(opener.refused for opener in openers),
-        hold=max((_held(opener) for opener in openers), key=_SEVERITY.index),
-        refuse=max((_let_in(opener) if opener.exempt else REFUSED for opener in openers), key=_SEVERITY.index),
+        hold=max(map(_held, now), key=_SEVERITY.index),
+        refuse=max((_let_in(opener) if opener.exempt else REFUSED for opener in now), key=_SEVERITY.index),
     )
     if row.hold == COUNTED and (row.kind, row.name) == ("unit", views.SESSIONS):
         return replace(row, advice=_advice(row, ""))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -75,6 +76,22 @@ def test_a_bystander_that_is_let_in_is_shown(
     rows = plan_of(asked(replace(OPENER, place=place, pod=pod, exempt=exempt, ignored=True)))
     assert [(row.hold, row.refuse) for row in rows] == [does]
     assert fence_plan.advice(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "hold"),
+    [
+        ({"exempt": True}, {"exempt": True, "ignored": True}, "bystander"),
+        ({"exempt": True}, {"exempt": True, "ignored": True, "last": NOW - 31.0}, "exempt"),
+        ({"exempt": True, "last": NOW}, {"exempt": True, "ignored": True}, "exempt"),
+        ({"exempt": False}, {"ignored": True}, "counted"),
+    ],
+    ids=["it is a bystander by now", "it has not asked since", "it has, and did not count", "it is not exempt"],
+)
+def test_a_row_says_what_modes_do_now(before: dict[str, Any], since: dict[str, Any], hold: str) -> None:
+    openers = replace(OPENER, **{"last": NOW - 60.0, **before}), replace(OPENER, **since)
+    [row] = plan_of(asked(*openers), service=replace(SERVICE, policy_since=NOW - 30.0))
+    assert (row.hold, row.asked) == (hold, 8)
 
 
 @pytest.mark.parametrize("last", [None, NOW - 60.0], ids=["it was not counted", "before the policy in force"])
