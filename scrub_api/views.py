@@ -139,6 +139,7 @@ class OpenerView:
     refused: int  # of them
     exempt: bool = False  # its unit or namespace may open the device at any time
     ignored: bool = False  # it is a bystander: what it opens is no use
+    opened: float = 0.0  # when it was last let through; 0: not since the service started
 
     @property
     def in_pod(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -477,14 +478,26 @@ def _opener_views(openers: Iterable[LiveOpener]) -> tuple[views.OpenerView, ...]
     ``openers``: the latest last.
     """
     programs: dict[tuple[str, str, bool], Opener] = {}
+    opened = defaultdict[tuple[str, str, bool], float](float)
     for opener in openers:
         key = opener.opener.place, opener.opener.who.command, opener.ignored
         programs[key] = added(programs.pop(key, None), opener.opener)
+        opened[key] = max(opened[key], opener.opened)
     return tuple(
         views.OpenerView(
-            it.command, it.pid, it.place, it.pod, it.first, it.last, it.times, it.refused, it.exempt, ignored
+            it.command,
+            it.pid,
+            it.place,
+            it.pod,
+            it.first,
+            it.last,
+            it.times,
+            it.refused,
+            it.exempt,
+            key[2],
+            opened[key],
         )
-        for (*_, ignored), it in programs.items()
+        for key, it in programs.items()
     )
 
 

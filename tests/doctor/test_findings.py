@@ -371,14 +371,21 @@ def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
 
 
 @pytest.mark.parametrize(
-    ("pod", "mode", "did"),
+    ("asked", "mode", "did"),
     [
-        ("", "refuse", "was let through at that time; the mode refuse refuses it now"),
-        ("site/dcgm", "hold", "was let through at that time; the mode hold refuses it now"),
+        ({}, "refuse", "was let through at that time; the mode refuse refuses it now"),
+        ({"pod": "site/x"}, "hold", "was let through at that time; the mode hold refuses it now"),
+        ({"pod": "site/x", "refused": 3, "opened": NOW - 31}, "hold",
+         "were let through at that time; the mode hold refuses them now (3 times so far); at least 4 open attempts"),
+        ({"pod": "site/x", "refused": 3, "opened": NOW - 30}, "hold", "were refused 3 times, but not each time"),
+        ({"pod": "site/x", "refused": 3, "opened": NOW - 31}, "watch", "were refused 3 times, but not each time"),
     ],
-)
-def test_a_finding_is_about_the_mode_in_force(pod, mode, did):
-    [found] = finding_of(gpu(fence=mode, openers=(replace(OPENER, pod=pod),)), "fence")
+    ids=["of the host", "of a pod", "and refused since", "let through since", "the mode lets it through"],
+)  # fmt: skip
+def test_a_finding_is_about_the_mode_in_force(asked, mode, did):
+    devices = (replace(GPU, fence=mode, openers=(replace(OPENER, **asked),)),)
+    facts = stands(answer=views.Status(devices, replace(SERVICE, started=NOW - 90, policy_since=NOW - 30)))
+    [found] = finding_of(facts, "fence")
     assert did in found.text, found
 
 

@@ -673,8 +673,8 @@ async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):
     monkeypatch.setattr(world.life.observer.driver, "guard", guard)
     pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
     asked = [("uid-1", False), ("uid-2", True), ("uid-1", True), ("uid-1", True)]
-    for pod, exempt in asked:
-        opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), 0.0, 0.0)
+    for wall, (pod, exempt) in enumerate(asked, 1):
+        opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), wall, wall)
         guard.openers.add(world.uuids[0], opener, ignored=False, held=False)
     tenants = Tenants(names=pods)
 
@@ -683,8 +683,8 @@ async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):
 
     monkeypatch.setattr(world.context, "tenants", look)
     device = (await world.life.reporter.status([world.uuids[0]])).devices[0]
-    assert [(it.pod, it.exempt, it.times, it.refused) for it in device.openers] == [
-        ("team/train", False, 1, 0), ("monitoring/dcgm", True, 3, 1),
+    assert [(it.pod, it.exempt, it.times, it.refused, it.opened) for it in device.openers] == [
+        ("team/train", False, 1, 0, 2.0), ("monitoring/dcgm", True, 3, 1, 4.0),
     ]  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     unsettled = [of for of in programs if of not in (*may, *let_in) and not of[0].is_settled(service.policy_since)]
     tenants = frozenset(device.pod.partition("/")[0] for device in status.devices if not device.was_opened_idle) - {""}
     for opener, asked_for in unsettled:
-        yield _opener(opener, asked_for, tenants)
+        yield _opener(opener, asked_for, tenants, service.policy_since)
     seen = {(opener.place, opener.command) for opener, _ in unsettled}
     for device in guarded:
         for opener in device.exempt_holders:
@@ -246,7 +246,8 @@ def _openers(guarded: Iterable[views.DeviceStatus]) -> Iterator[tuple[views.Open
         openers = [opener for opener, _ in pairs]
         newest = max(openers, key=lambda opener: opener.last)
         times, refused = sum(opener.times for opener in openers), sum(opener.refused for opener in openers)
-        yield replace(newest, times=times, refused=refused), [device for _, device in pairs]
+        opened = max(opener.opened for opener in openers)
+        yield replace(newest, times=times, refused=refused, opened=opened), [device for _, device in pairs]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -275,7 +276,9 @@ def _hold_lets_in(opener: views.OpenerView, devices: Iterable[views.DeviceStatus
     return is_of_host and not (opener.in_pod or opener.exempt) and all(device.fence == hold for device in devices)
 
 
-def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants: Collection[str]) -> Finding:
+def _opener(
+    opener: views.OpenerView, devices: list[views.DeviceStatus], tenants: Collection[str], policy_since: float
+) -> Finding:
     """A program that asked for GPUs which were not given to it. ``tenants``: namespaces of pods that were."""
     who, them = str(opener), "it"
     if opener.refused_in_part:
@@ -299,6 +302,9 @@ def _opener(opener: views.OpenerView, devices: list[views.DeviceStatus], tenants
     did = "was refused" if opener.refused else did
     if opener.refused_in_part:
         did = f"were refused {quantity(opener.refused, 'time')}, but not each time"
+        if opener.opened < policy_since and _refused(opener, devices):
+            did = f"were let through at that time; the mode {now} refuses them now"
+            did += f" ({quantity(opener.refused, 'time')} so far)"
     remedy = f"{views.UNIT_OF_ITS_OWN}. Name it" if opener.in_session else "name its unit"
     remedy += " in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
     remedy += "already, its control group is younger than those of pods, and systemd does not say that it started the "
