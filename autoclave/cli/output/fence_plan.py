@@ -16,6 +16,7 @@ HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRA
 SHORT = 86_400.0  # seconds: whoever comes once a day has not been counted yet
 BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED = "bystander", "exempt", "counted", "unknown", "refused"
 _SEVERITY = (BYSTANDER, EXEMPT, COUNTED, UNKNOWN, REFUSED)
+_ENDED = "it may have ended before the service could look at it"
 _NO_PROGRAM = "-"  # the program of a row for a name that is exempt, and from which nobody asked
 
 
@@ -110,7 +111,8 @@ def _advice(row: Planned, obstacle: str) -> str:
     namespaces = {"namespace": f"{row.name}:", "pod": "NAMESPACE:"}
     entry = f"add {namespaces.get(row.kind, '')}{row.path or 'PATH'} to evict.bystanders"
     if row.kind in namespaces:
-        return f"{entry}; if it is there already, this node cannot tell that the process is in a pod of that namespace"
+        why = "this node cannot tell that the process is in a pod of that namespace"
+        return f"{entry}; if it is there already, {why if row.path else _ENDED}"
     return entry
 
 

@@ -149,6 +149,8 @@ IN_SESSION = replace(OPENER, place="/user.slice/user-0.slice/session-3.scope")
         (replace(OPENER, place="ab", pod="site/a"), NVTOP, "namespace site", "add site:/usr/bin/nvtop to evict"),
         (replace(OPENER, place="ab"), NVTOP, "pod ab",
          "add NAMESPACE:/usr/bin/nvtop to evict.bystanders; if it is there already, this node cannot tell"),
+        (replace(OPENER, place="ab", pod="site/a"), Program(), "namespace site",
+         "add site:PATH to evict.bystanders; if it is there already, it may have ended before the service could look"),
         (OPENER, Program(), "unit telegraf.service", "add PATH to evict.bystanders"),
         (OPENER, Program("/usr/bin/nvtop", "of PrivateTmp="), "unit telegraf.service", "runs now: of PrivateTmp="),
         (OPENER, Program("/usr/bin/bash"), "unit telegraf.service", "do not list /usr/bin/bash, which would let in"),
@@ -157,7 +159,8 @@ IN_SESSION = replace(OPENER, place="/user.slice/user-0.slice/session-3.scope")
         (IN_SESSION, Program("/usr/bin/dd"), "unit user.slice", "in a session: end it when nobody needs it"),
     ],
     ids=[
-        "of the host", "of a pod", "of a pod without a name", "it has ended", "it cannot be one", "of bash",
+        "of the host", "of a pod", "of a pod without a name", "it has ended in its pod", "it has ended",
+        "it cannot be one", "of bash",
         "of Python", "of a script in a pod", "of somebody",
     ],
 )  # fmt: skip
