@@ -147,12 +147,14 @@ class StatusReporter:
         forbidden = next_scrub.reset_forbidden(record, device_policy.policy)
         blocked, vitals = self._context.seen.blocked.get(uuid, ""), self._context.seen.vitals.get(uuid)
         holders, unseen = self._context.seen.holders.get(uuid, ()), tuple[str, ...]()
+        found = holders  # by a search, which leaves out bystanders
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
                     observer = self._context.observer
                     facts = await observer.for_change(record)
-                    holders = facts.holders or await observer.process_of_owner(record)
+                    found = facts.holders or ()
+                    holders = found or await observer.process_of_owner(record)
                     if not holders and record.state is not State.QUARANTINED:
                         as_root = os.geteuid() == 0
                         unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
@@ -178,7 +180,7 @@ class StatusReporter:
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
-        advice += tuple(self._listed_in_vain(record, holders, pods))
+        advice += tuple(self._listed_in_vain(record, found, pods))
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
         shown = (self._holder_view(record, it, pods, foreign=it in others) for it in holders)
         device = replace(device, holders=tuple(shown))

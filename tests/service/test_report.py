@@ -14,7 +14,7 @@ from scrubber.core import device_names, ownership
 from scrubber.core.acquire import ForJob
 from scrubber.core.events import Distrusted, OpenAttempted, PutInUse
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import Opener, Owner, ScrubPath
+from scrubber.core.model import Holder, Opener, Owner, ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.ledger.entry_queries import Window
@@ -638,6 +638,20 @@ async def test_an_entry_without_effect_is_explained(begin, monkeypatch):
     said = (await world.life.reporter.explain(world.uuids[0])).advice
     [in_vain] = [it for it in said if it.startswith("evict.bystanders lists ")]
     assert in_vain.endswith(f" (pid {process.pid}), but it does not count: {why}")
+
+
+async def test_an_entry_that_counts_is_not_called_without_effect(begin, monkeypatch):
+    """A search left the process out: only as one of its owner does `explain` name it."""
+    world = await begin(policy="defaults: {evict: {bystanders: [/usr/bin/mymon]}}")
+    await world.acquire("pod", device := world.uuids[0], announced=True)
+
+    async def process_of_owner(_record: object) -> tuple[Holder, ...]:
+        return (Holder(9, 1.0, "mymon", "pod"),)
+
+    monkeypatch.setattr(world.life.observer, "process_of_owner", process_of_owner)
+    monkeypatch.setattr(bystanders, "why_not", lambda *_: "root did not start it")
+    said = await world.life.reporter.explain(device)
+    assert ([it.pid for it in said.device.holders], [it for it in said.advice if "lists" in it]) == ([9], [])
 
 
 @dataclass
