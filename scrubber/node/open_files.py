@@ -37,6 +37,8 @@ _UNTIMED = 256  # entries that are read between two looks at the clock; so a pro
 
 _NONE: frozenset[str] = frozenset()
 
+_LISTINGS = 16  # of the threads of a process, until one is complete
+_LINKS_OF_NONE = 2
 _LINKS_OF_ONE = 3  # links of /proc/PID/task if the process has one thread: the kernel counts each as a subdirectory
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES = 2
@@ -231,11 +233,14 @@ def separate_tables(process: str) -> list[str]:
     entry does not show: a thread with its own table (``unshare(CLONE_FILES)``), and each thread of a process whose
     first thread has ended. A killed process looks like that while one of its threads is stuck in a driver.
     """
-    leader = process.rpartition("/")[2]
+    leader, tasks = process.rpartition("/")[2], list[str]()
     try:
         if os.stat(f"{process}/task").st_nlink == _LINKS_OF_ONE:  # noqa: PTH116 -- in the hot loop of every observation
             return [process]
-        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
+        for _ in range(_LISTINGS):
+            tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
+            if len(tasks) >= os.stat(f"{process}/task").st_nlink - _LINKS_OF_NONE:  # noqa: PTH116 -- same
+                break  # otherwise the listing ended with a thread that ended, and lacks those after it
     except (FileNotFoundError, ProcessLookupError):
         return []
     # When the kernel refuses kcmp, each thread is read: slow but correct.

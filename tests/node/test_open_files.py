@@ -87,3 +87,13 @@ def test_threads_of_an_unreadable_dead_leader_are_read() -> None:
     """The kernel shows what has ended to root only, and the thread that lives on to its owner as well."""
     command = [sys.executable, "-c", LEFT_BY_ITS_LEADER, DEAD_LEADER]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN).stdout == "[True]\n"
+
+
+def test_a_listing_that_ended_with_a_thread_is_repeated(tmp_path: Path, monkeypatch) -> None:
+    """The kernel ends a listing where the thread that it has come to ends. Those after it would stay unread."""
+    process = tmp_path / "4711"
+    for task in ("4711", str(2**22 + 2)):
+        (process / "task" / task).mkdir(parents=True)
+    cut, listdir = [["4711"]], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda place: cut.pop() if cut else listdir(place))
+    assert open_files.separate_tables(str(process)) == [str(process), f"{process}/task/{2**22 + 2}"]
