@@ -15,7 +15,7 @@ from ground import paths
 from scrubber.core import events, states, verdict
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import ledger, ledger_rows, opening
+from scrubber.ledger import compaction, ledger, opening
 from scrubber.node import clock
 
 GPUS = 8
@@ -65,7 +65,7 @@ def _fill(stage: Stage, least: int) -> int:
             opened.append(rows)
             kept, added = kept + len(rows), added + len(rows)
             if kept >= ledger.KEEP + ledger.FOLD_AT_ONCE:
-                kept -= opened.compact(states.replay, ledger.KEEP, at, ledger_rows.Retention(ROWS))
+                kept -= opened.compact(states.replay, ledger.KEEP, at, compaction.Retention(ROWS))
     return added
 
 

@@ -33,7 +33,7 @@ from scrubber.fence.guard import Guard
 from scrubber.fence.kernel import fence
 from scrubber.fence.kernel.fence import FenceError
 from scrubber.jobs.jobs import Jobs
-from scrubber.ledger import ledger_rows, opening
+from scrubber.ledger import compaction, ledger_rows, opening
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.ledger_files import LedgerPaths
@@ -204,7 +204,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     opened, aside = opening.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    evidence = ledger_rows.Retention(config.evidence_rows, config.evidence_age)
+    evidence = compaction.Retention(config.evidence_rows, config.evidence_age)
     try:
         notary = _notary(config, opened, counters)
     except LedgerUnavailable:

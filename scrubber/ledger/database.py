@@ -22,8 +22,9 @@ from pathlib import Path
 from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import ledger_rows, older, tree
-from scrubber.ledger.ledger_rows import CorruptLedgerError, Fold, LedgerRow
+from scrubber.ledger import compaction, ledger_rows, older, tree
+from scrubber.ledger.compaction import Batch, Fold, Snapshot
+from scrubber.ledger.ledger_rows import CorruptLedgerError, LedgerRow
 from scrubber.receipts.merkle import Frontier, Head
 
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
@@ -34,7 +35,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 9  # of the schema and of the stored events
+VERSION = 10  # of the schema and of the stored events
 SCHEMA = (
     """
     CREATE TABLE entries (
@@ -161,6 +162,12 @@ def evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = 
     return map(row_of, connection.execute(_EVIDENCE, (first, last)))
 
 
+def warnings(connection: sqlite3.Connection, first: int, last: int) -> frozenset[int]:
+    """The numbers of the evidence that has the mark of a warning."""
+    marked = "SELECT seq FROM evidence WHERE warning AND seq BETWEEN ? AND ?"
+    return frozenset(seq for (seq,) in connection.execute(marked, (first, last)))
+
+
 def tree_of(connection: sqlite3.Connection) -> Frontier:
     """The tree over all rows, unverified."""
     [(size,)] = connection.execute("SELECT ifnull(max(seq), 0) FROM entries")
@@ -175,7 +182,7 @@ def notes(connection: sqlite3.Connection, kind: str) -> Iterator[str]:
             yield _text(body, None)
 
 
-def snapshot_of(connection: sqlite3.Connection) -> ledger_rows.Snapshot | None:
+def snapshot_of(connection: sqlite3.Connection) -> Snapshot | None:
     """The snapshot of the last compaction, if any."""
     match connection.execute("SELECT cut, records FROM snapshot").fetchone():
         case None:
@@ -184,16 +191,17 @@ def snapshot_of(connection: sqlite3.Connection) -> ledger_rows.Snapshot | None:
             records = _text(text, None)
         case _:
             raise CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
-    return ledger_rows.Snapshot(cut, records, batches(connection))
+    newest = next(notes(connection, ledger_rows.COMPACTED), "{}")  # without one, the snapshot is not valid
+    return Snapshot(cut, records, batches(connection), compaction.dropped(newest, cut))
 
 
-def batches(connection: sqlite3.Connection) -> tuple[ledger_rows.Batch, ...]:
+def batches(connection: sqlite3.Connection) -> tuple[Batch, ...]:
     """The batches of evidence, in order."""
     found = []
     for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
         match columns:
             case (int(end), int(count), float(latest), bytes(digest)):
-                found.append(ledger_rows.Batch(end, count, latest, _text(digest, None)))
+                found.append(Batch(end, count, latest, _text(digest, None)))
             case _:
                 raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
     return tuple(found)

@@ -30,9 +30,9 @@ from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
 from scrubber.ledger import ledger_rows, outage
+from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention
 from scrubber.ledger.database import REMEMBERED, Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
-from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.ledger.outage import Disk, Outage, Works
 from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.notary import Notary

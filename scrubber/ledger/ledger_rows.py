@@ -1,10 +1,11 @@
-"""Rows of a ledger as values: the kind and text of each event, notes, hashes, snapshots, batches of evidence.
+"""Rows of a ledger as values: the kind and text of each event, notes, marks and hashes.
 
 Besides events there are four kinds of notes: how the ledger began (which damaged ledger was set aside), where older
 rows were folded into a snapshot, which key signs receipts from now on, and where this version has taken over the ledger
 of an older one.
 
-Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
+The hash of a row is that of its ``Mark`` and of its columns. A compaction leaves the mark of a row that it deletes, so
+a reader sees that the row was none that must stay. Rows of the formats before 10 have no mark in their hash.
 
 The kinds below are a stored format: a class may be renamed, a kind never. After a release, increase
 ``database.VERSION`` with each new kind and each new field (which needs a default): an older program must refuse the
@@ -16,11 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from types import GenericAlias, MappingProxyType
 from typing import Any, NamedTuple
@@ -81,13 +80,8 @@ ATTEMPTED = KINDS[events.OpenAttempted]
 STEPS = frozenset(KINDS[event] for event in events.STEPS) | older.STEP_KINDS
 
 SALT = 16  # bytes
-WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
-
-User = tuple[str, object, frozenset[str | None]]
-"""Who used a device, or made its scrub fail: kind, reason, and containers. A process of none can choose its name."""
-
-Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
-"""The records after more entries: (records so far, next entries) -> records."""
+MARKED = "10-"  # how the salt of a row begins that has its mark in its hash
+STEP, OTHER = "step", "other"  # what a mark says of a row; or it says the kind of the event
 
 
 class CorruptLedgerError(LedgerUnavailable):
@@ -100,6 +94,19 @@ class CorruptLedgerError(LedgerUnavailable):
         super().__init__(message, *remedies)
         self.seq = seq
         self.unreadable = unreadable
+
+
+class Mark(NamedTuple):
+    """What a compaction must know of a row, and all that it leaves of one that it deletes.
+
+    ``what``: ``STEP`` is never kept. ``SOILED``, ``FAILED`` and ``PROVEN`` may be counted in later rows. ``ATTEMPTED``
+    and ``OTHER`` are kept.
+    """
+
+    what: str
+    device: str = ""
+    user: str = ""  # a digest of who used the device, or made its scrub fail
+    goes_on: bool = False  # it was not the first such use
 
 
 class LedgerRow(NamedTuple):
@@ -115,39 +122,47 @@ class LedgerRow(NamedTuple):
     salt: str
 
     @property
-    def hash(self) -> str:
+    def is_marked(self) -> bool:
+        """Whether its mark is in its hash."""
+        return self.salt.startswith(MARKED)
+
+    @property
+    def mark(self) -> Mark:
+        """What a compaction must know of it; CorruptLedgerError if the row does not say that.
+
+        It is read from the text, not from the event: the mark of a stored row must stay the same in each version.
+        """
+        if self.kind in STEPS or self.kind == COMPACTED:
+            return Mark(STEP)
+        if self.kind in (SOILED, FAILED):
+            try:
+                return _mark_of_use(self.kind, self.device, json.loads(self.body))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                raise CorruptLedgerError(f"row {self.seq}: cannot read an event: it has no user", self.seq) from error
+        return Mark(self.kind if self.kind in (PROVEN, ATTEMPTED) else OTHER, self.device)
+
+    @property
+    def digest(self) -> str:
         """The SHA-256 of all columns; ValueError when the row cannot be stored."""
         return hashlib.sha256(canonical(self).encode()).hexdigest()
 
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How much evidence is kept: the rows that tell more than how a scrub went. Its oldest batches go first."""
-
-    rows: int = 2**62
-    seconds: float = math.inf
+    @property
+    def hash(self) -> str:
+        """The hash of the row, with its mark if it is marked; ValueError when the row cannot be stored."""
+        return hash_of(canonical(self.mark), self.digest) if self.is_marked else self.digest
 
 
-KEEP_ALL = Retention()
+def hash_of(mark: str, digest: str) -> str:
+    """The hash of a row with this mark, as text, and this digest of all columns."""
+    return hashlib.sha256(f"{mark}\n{digest}".encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The evidence of one compaction, up to the row ``cut``: how many rows, the newest wall time, and the digest."""
-
-    cut: int
-    rows: int
-    newest: float
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a compaction leaves: the last row that was folded, the records at that row, and the batches kept."""
-
-    cut: int
-    records: str
-    batches: tuple[Batch, ...] = ()
+def _mark_of_use(kind: str, device: str, body: Any) -> Mark:  # noqa: ANN401 - as JSON has it
+    # The sentence of a scrub that has failed names processes. A process without a container can choose its name.
+    why = [body.get("blame"), body.get("unnamed", False)] if kind == FAILED else body["why"]
+    containers = sorted({canonical(holder["container"]) for holder in body.get("holders", ())})
+    user = hashlib.sha256(canonical([why, containers]).encode()).hexdigest()[:16]
+    return Mark(kind, device, user, body.get("times", 1) > 1)
 
 
 # -- events as text
@@ -230,23 +245,24 @@ def entries(rows: Iterable[LedgerRow]) -> tuple[LedgerEntry, ...]:
     return tuple(held for row in rows if (held := entry(row)) is not None)
 
 
+def is_warning(row: LedgerRow) -> bool:
+    """Whether the event that the row holds is a warning."""
+    held = entry(row)
+    return held is not None and events.is_warning(held.event)
+
+
 # -- new rows
 
 
 def new_row(seq: int, device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
     """A row with a salt of its own."""
     # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
-    return LedgerRow(seq, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, secrets.token_hex(SALT))
+    return LedgerRow(seq, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, MARKED + secrets.token_hex(SALT))
 
 
 def new_note(seq: int, kind: str, at: Moment, body: object) -> LedgerRow:
     """A row that holds a note instead of an event."""
     return new_row(seq, "", at, "", kind, canonical(body))
-
-
-def compaction(seq: int, at: Moment, snapshot: Snapshot) -> LedgerRow:
-    """The note that holds the hash of a snapshot."""
-    return new_note(seq, COMPACTED, at, _vouched(snapshot))
 
 
 def rows_after(size: int, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:
@@ -255,97 +271,3 @@ def rows_after(size: int, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...
         new_row(seq, draft.device, draft.at, draft.op, *encode(draft.event))
         for seq, draft in enumerate(drafts, size + 1)
     )
-
-
-def _digest_of(hashes: Iterable[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-# -- a compaction
-
-
-def fold(
-    snapshot: Snapshot | None, rows: Sequence[LedgerRow], how: Fold, now: float, keep: Retention
-) -> Snapshot:  # fmt: skip
-    """The new snapshot: the old one with these rows folded into it, and the newest batches of evidence.
-
-    The batches that stay are young enough and have together not too many rows.
-    """
-    before = decode_records(snapshot.records) if snapshot else ()
-    after = how(before, entries(rows))
-    kept = evidence(rows)
-    total, batches = 0, list[Batch]()
-    for one in ([batch(rows[-1].seq, kept)] if kept else []) + list(reversed(snapshot.batches if snapshot else ())):
-        total += one.rows
-        if total > keep.rows or one.newest < now - keep.seconds:
-            break
-        batches.insert(0, one)
-    return Snapshot(rows[-1].seq, encode_records(after), tuple(batches))
-
-
-def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
-    """The rows that stay in the history after they were folded.
-
-    Who uses a device again and again must not push out what else is kept. Of such uses, and of scrubs that fail again
-    and again, the first one stays, and for each container the last one, which counts them. The proofs between them were
-    for nobody.
-    """
-    kept: dict[int, LedgerRow] = {}
-    uses: dict[str, dict[User, list[LedgerRow]]] = {}  # by device: the last use by each, and the proof after it
-    for row in rows:
-        if row.kind in STEPS or row.kind == COMPACTED:
-            continue
-        kept[row.seq] = row
-        users = uses.setdefault(row.device, {})
-        if row.kind in (SOILED, FAILED):
-            times, user = _use(row)
-            goes_on = times > 1 or any(kind == row.kind for kind, _, _ in users)  # a proof begins the count anew
-            for counted in users.pop(user, ()):
-                del kept[counted.seq]
-            users[user] = [row] if goes_on else []
-        elif row.kind == PROVEN and users:
-            next(reversed(users.values())).append(row)
-        elif row.kind != ATTEMPTED:  # that is written at any time: it begins no new count
-            users.clear()
-    return tuple(kept.values())
-
-
-def _use(row: LedgerRow) -> tuple[int, User]:
-    """How often it has happened, and who used the device: a use while it was clean, or a scrub that has failed."""
-    [event] = _read(CLASSES[row.kind], f"[{row.body}]", "an event")
-    # The sentence of a scrub that has failed names processes.
-    why = (event.blame, event.unnamed) if isinstance(event, events.ScrubFailed) else event.why
-    return event.times, (row.kind, why, frozenset(holder.container for holder in event.holders))
-
-
-def batch(cut: int, kept: Sequence[LedgerRow]) -> Batch:
-    """The batch of this evidence."""
-    return Batch(cut, len(kept), max(row.wall for row in kept), _digest_of(row.hash for row in kept))
-
-
-def _vouched(snapshot: Snapshot) -> dict[str, object]:
-    """What the note of a compaction says about its snapshot."""
-    return {
-        "cut": snapshot.cut,
-        "snapshot": hashlib.sha256(snapshot.records.encode()).hexdigest(),
-        **({"evidence": _digest_of(one.digest for one in snapshot.batches)} if snapshot.batches else {}),
-    }
-
-
-# -- whether what was folded is what a row vouches for
-
-
-def check_evidence(expected: Batch, kept: Sequence[LedgerRow]) -> None:
-    """CorruptLedgerError unless these are all rows of the batch. Whether a row was changed, its leaf shows."""
-    if not kept or batch(expected.cut, kept) != expected:
-        raise CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
-
-
-def check_snapshot(snapshot: Snapshot | None, vouched: LedgerRow | None) -> None:
-    """CorruptLedgerError unless this is the snapshot of the newest compaction. ``vouched``: the row of that."""
-    if snapshot is None and vouched is None:
-        return
-    if snapshot is None or vouched is None or vouched.body != canonical(_vouched(snapshot)):
-        seq = vouched.seq if vouched else None
-        why = "no row holds its hash" if seq is None else f"its hash is not the one in row {seq}"
-        raise CorruptLedgerError(f"the snapshot is not valid: {why}", seq)

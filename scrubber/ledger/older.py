@@ -10,6 +10,7 @@ formats that can be read, and what differs in them:
 * 6: who had come past the create gate, in each record of a snapshot
 * 7: nothing of what the fence has counted
 * 8: no rows of what the fence may have missed, nor below which control group it stood
+* 9: no mark in the hash of a row (``ledger_rows.Mark``), so a deleted row may have been evidence
 """
 
 from __future__ import annotations

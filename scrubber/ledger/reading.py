@@ -17,10 +17,11 @@ from ground.errors import FatalError, joined
 from ground.quantities import quantity
 from scrubber.core import states
 from scrubber.core.record import Record
-from scrubber.ledger import database, entry_queries, ledger_rows, tree
+from scrubber.ledger import compaction, database, entry_queries, ledger_rows, tree
+from scrubber.ledger.compaction import Batch, Snapshot
 from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
-from scrubber.ledger.ledger_rows import CorruptLedgerError
+from scrubber.ledger.ledger_rows import CorruptLedgerError, Mark
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts import dsse
 from scrubber.receipts.key import ReceiptError
@@ -162,6 +163,7 @@ class Audit:
     head: Head | None  # of a ledger in which no damage was found
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
+    complete_from: int = 1  # no evidence of this row or a later one was left out
     vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
     node: str = ""  # the origin of its checkpoints, as its newest receipt names it; empty: it does not say so
     compared: tuple[str, ...] = ()  # the origins of the checkpoints that were compared
@@ -175,7 +177,7 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
     Those of other nodes are left out.
     """
     paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
-    count, last, head, broken, vouched, node, ours = 0, 0, None, None, 0, "", set[str]()
+    count, last, head, broken, complete_from, vouched, node, ours = 0, 0, None, None, 1, 0, "", set[str]()
     try:
         noted = noted_head(paths)
         with consistent_view(paths) as connection:
@@ -185,9 +187,11 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
                 ledger_rows.entry(row)
                 count, last = count + 1, row.seq
             _check_evidence(connection, snapshot.batches if snapshot is not None else ())
+            tree.check_no_others(connection, last)
             if snapshot is not None:
                 ledger_rows.decode_records(snapshot.records)
                 tree.check_folded(connection, snapshot)
+                complete_from = _check_complete(connection, snapshot)
             node = _node(connection)
             ours = _ours(connection, last, held, node)
             for checkpoint in held:
@@ -200,7 +204,7 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
         broken = Broken(error.seq, joined(error.unreadable or error.message, *error.remedies))
     others = {checkpoint.origin for checkpoint in held} - ours if head else ()
     names = tuple(sorted(ours)), tuple(sorted(others))
-    return Audit(count, last, head, broken, paths.set_aside(), vouched, node, *names)
+    return Audit(count, last, head, broken, paths.set_aside(), complete_from, vouched, node, *names)
 
 
 def _node(connection: sqlite3.Connection) -> str:
@@ -247,7 +251,7 @@ def _check_against(connection: sqlite3.Connection, last: int, vouched: int, chec
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
-def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[ledger_rows.Batch]) -> None:
+def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[Batch]) -> None:
     """Check each batch of evidence, and that there is no other evidence. ``vouched``: those of the snapshot."""
     if database.batches(connection) != tuple(vouched):
         raise CorruptLedgerError("there is a batch of evidence without a snapshot")
@@ -255,8 +259,35 @@ def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[ledger_row
     for batch in vouched:
         kept = tuple(database.evidence(connection, first, batch.cut))
         tree.check_leaves(connection, kept)
-        ledger_rows.check_evidence(batch, kept)
-        ledger_rows.entries(kept)
+        compaction.check_evidence(batch, kept)
+        warnings = database.warnings(connection, first, batch.cut)
+        for row in kept:
+            if ledger_rows.is_warning(row) != (row.seq in warnings) and row.is_marked:
+                raise CorruptLedgerError(f"row {row.seq}: the mark of a warning was changed", row.seq)
         first = batch.cut + 1
     for row in database.evidence(connection, first):
         raise CorruptLedgerError(f"row {row.seq} is among the evidence, and no batch has it", row.seq)
+
+
+def _check_complete(connection: sqlite3.Connection, snapshot: Snapshot) -> int:
+    """CorruptLedgerError names the first row that was left out of the evidence. Returns from which row on none was.
+
+    A deleted row of an older version does not say what it was. No such row follows one of this version.
+    """
+    first = complete_from = snapshot.dropped + 1
+    of_older = True
+    for cut in (*(batch.cut for batch in snapshot.batches), snapshot.cut):
+        kept = {row.seq: row for row in database.evidence(connection, first, cut)}
+        deleted: dict[int, Mark] = {}
+        for seq, mark in tree.marks(connection, first, cut):
+            if seq in kept:
+                of_older = of_older and not kept[seq].is_marked
+            elif mark is not None:
+                of_older, deleted[seq] = False, mark
+            elif of_older:
+                complete_from = seq + 1
+            else:
+                raise CorruptLedgerError(f"row {seq} is missing, and does not say that it is no evidence", seq)
+        compaction.check_complete(tuple(kept.values()), deleted)
+        first = cut + 1
+    return complete_from

@@ -17,11 +17,12 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import database, entry_queries, ledger_rows, tree
+from scrubber.ledger import compaction, database, entry_queries, ledger_rows, tree
+from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention, Snapshot
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, read_head
-from scrubber.ledger.ledger_rows import KEEP_ALL, TAKEN_OVER, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
+from scrubber.ledger.ledger_rows import TAKEN_OVER, CorruptLedgerError, LedgerRow
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts.merkle import Frontier, Head, Inclusion
 
@@ -120,11 +121,11 @@ class SqliteStore:
                 covered = database.rows(connection, last=last)
                 # Verified once more: later, only the snapshot says what the rows said.
                 folded = tuple(tree.check_rows(connection, before.cut if before else 0, covered))
-                if len(folded) < ledger_rows.WORTH_FOLDING:
+                if len(folded) < compaction.WORTH_FOLDING:
                     return 0
-                snapshot = ledger_rows.fold(before, folded, fold, at.wall, retention)
+                snapshot = compaction.fold(before, folded, fold, at.wall, retention)
                 _store(connection, snapshot, folded)
-                note = ledger_rows.compaction(self.head.size + 1, at, snapshot)
+                note = compaction.compaction(self.head.size + 1, at, snapshot)
                 grown = database.insert(connection, self._frontier, [note])
                 self.kept = entry_queries.kept(connection)
             self._acknowledge(grown, vouch=True)
@@ -212,9 +213,11 @@ class SqliteStore:
 
 def _store(connection: sqlite3.Connection, snapshot: Snapshot, folded: Sequence[LedgerRow]) -> None:
     """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
-    for row in ledger_rows.evidence(folded):
-        entry = ledger_rows.entry(row)
-        connection.execute(_KEEP, (*row, entry is not None and events.is_warning(entry.event)))
+    kept = compaction.evidence(folded)
+    for row in kept:
+        connection.execute(_KEEP, (*row, ledger_rows.is_warning(row)))
+    stays = {row.seq for row in kept}
+    tree.open_leaves(connection, (row for row in folded if row.seq not in stays))
     remaining = sum(batch.rows for batch in snapshot.batches)
     gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
     connection.execute(f"DELETE FROM evidence WHERE seq <= ({gone})", (remaining,))  # noqa: S608 - our own words

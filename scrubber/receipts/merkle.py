@@ -70,8 +70,12 @@ def leaf(entry: bytes) -> bytes:
 
 def leaf_of_row(row_hash: str, envelope: str) -> bytes:
     """The leaf of a row. ``envelope``: the signed document that the row has; empty: it has none."""
-    entry = f"{row_hash}\n{hashlib.sha256(envelope.encode()).hexdigest()}" if envelope else row_hash
-    return leaf(entry.encode())
+    return leaf_beside(row_hash, hashlib.sha256(envelope.encode()).hexdigest() if envelope else "")
+
+
+def leaf_beside(row_hash: str, envelope_hash: str) -> bytes:
+    """The same. ``envelope_hash``: that of the signed document; empty: it has none."""
+    return leaf((f"{row_hash}\n{envelope_hash}" if envelope_hash else row_hash).encode())
 
 
 def parent(left: bytes, right: bytes) -> bytes:

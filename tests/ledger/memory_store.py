@@ -10,10 +10,10 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import ledger_rows, tree
+from scrubber.ledger import compaction, ledger_rows, tree
+from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
-from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.receipts import merkle
 
 
@@ -21,7 +21,7 @@ class MemoryStore:
     """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
 
     def __init__(self) -> None:
-        self._snapshot: ledger_rows.Snapshot | None = None
+        self._snapshot: compaction.Snapshot | None = None
         self._rows: tuple[ledger_rows.LedgerRow, ...] = ()
         self._evidence: tuple[ledger_rows.LedgerRow, ...] = ()
         self._closed = False
@@ -79,12 +79,12 @@ class MemoryStore:
         """Fold all but the newest ``keep`` rows."""
         self._check_open()
         folded = self._rows[: max(len(self._rows) - keep, 0)]
-        if len(folded) < ledger_rows.WORTH_FOLDING:
+        if len(folded) < compaction.WORTH_FOLDING:
             return 0
-        snapshot = ledger_rows.fold(self._snapshot, folded, fold, at.wall, retention)
-        kept = self._evidence + ledger_rows.evidence(folded)
+        snapshot = compaction.fold(self._snapshot, folded, fold, at.wall, retention)
+        kept = self._evidence + compaction.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
-        note = ledger_rows.compaction(self.head.size + 1, at, snapshot)
+        note = compaction.compaction(self.head.size + 1, at, snapshot)
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
         self._add((note,))
         return len(folded)

@@ -19,7 +19,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import database, ledger_rows, opening, reading, sqlite_errors
+from scrubber.ledger import compaction, database, ledger_rows, opening, reading, sqlite_errors
 from scrubber.ledger.ledger import SLOW
 from tests.ledger.conftest import unfolded
 from tests.patience import WITHIN
@@ -195,7 +195,7 @@ def test_a_read_only_copy_says_what_to_copy(ledger, path, tmp_path, draft):
     assert reading.verify(copy / "ledger.sqlite").rows == 2
 
 
-NO_EVIDENCE = ledger_rows.Retention(rows=0)
+NO_EVIDENCE = compaction.Retention(rows=0)
 
 
 def test_compaction_gives_the_space_back(ledger, path, draft):

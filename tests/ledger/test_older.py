@@ -15,10 +15,10 @@ from scrubber.core import states
 from scrubber.core.events import StepsRecorded
 from scrubber.core.measured import Restored
 from scrubber.core.model import Evicted, Holder, Step, Stuck, Trigger
-from scrubber.ledger import database, ledger_rows, older, opening, reading
+from scrubber.ledger import compaction, database, ledger_rows, older, opening, reading
 from scrubber.receipts.note import Checkpoint
 from tests import older_states
-from tests.ledger.conftest import NOW
+from tests.ledger.conftest import NOW, drafted
 
 HERE = Path(__file__).parent
 
@@ -49,7 +49,7 @@ def test_each_older_ledger_is_taken_over(path):
     with closing(database.connect(path)) as connection:
         assert database.version(connection) == database.VERSION
         note = json.loads(next(database.notes(connection, ledger_rows.TAKEN_OVER)))
-        evidence = ledger_rows.evidence(database.rows(connection))
+        evidence = compaction.evidence(tuple(database.rows(connection)))
     assert note["to"] == database.VERSION
     assert {it.kind for it in evidence}.isdisjoint({"step-started", "step-finished"})
     newest = asyncio.run(reading.read(path).history(None, None, 1))
@@ -70,6 +70,20 @@ def test_what_the_older_version_knew_is_still_known(path):
     cut_off = by_index[0].scrubs.job
     assert cut_off is not None
     assert Step.CLEAR in {cut_off.begun, *(it.step for it in cut_off.results)}, "its memory is half cleared"
+
+
+def test_rows_from_the_takeover_on_cannot_be_left_out(path):
+    """A deleted row of an older version may have been evidence: the audit says from where on that is known."""
+    before = reading.verify(path)
+    take_over(path)
+    store, _ = opening.open_or_set_aside(path, NOW)
+    store.append([drafted(), replace(drafted(), event=StepsRecorded("job", (), Step.CLEAR)), drafted()])
+    for keep in (before.rows // 2, 2, 0):  # in one of the folds are rows of both versions
+        store.compact(lambda records, _: records, keep, NOW)
+    store.close()
+    after = reading.verify(path)
+    assert after.broken is None
+    assert 1 < after.complete_from <= before.last + 1, "the note of the takeover"
 
 
 @pytest.mark.parametrize(("step", "begins"), [("reset", Step.RESET), ("clear", Step.CLEAR), ("evict", None)])

@@ -134,7 +134,7 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
         connection.execute("ALTER TABLE entries RENAME COLUMN salt TO prev")
         connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
         connection.execute("PRAGMA user_version = 2")
-    why = "it has format 2, and this program reads the formats 3 to 9; `autoclave ledger export` prints"
+    why = "it has format 2, and this program reads the formats 3 to 10; `autoclave ledger export` prints"
     broken = reading.verify(path).broken
     assert broken is not None
     assert why in broken.why

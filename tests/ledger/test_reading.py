@@ -124,7 +124,8 @@ def believed(sample):
     "change",
     ["UPDATE evidence SET body = replace(body, 'reason', 'season') WHERE seq = 3", "DELETE FROM evidence WHERE seq = 3",
      "UPDATE evidence SET seq = 500 WHERE seq = 3", "UPDATE evidence SET seq = -9223372036854775808 WHERE seq = 3",
-     "DELETE FROM evidence", "UPDATE evidence SET salt = op"],
+     "DELETE FROM evidence", "UPDATE evidence SET salt = op", "UPDATE evidence SET warning = 1 WHERE seq = 3",
+     "INSERT INTO tree VALUES (-1, 0, zeroblob(32))", "INSERT INTO tree VALUES (0, -1, zeroblob(32))"],
 )  # fmt: skip
 def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
@@ -185,7 +186,8 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         ("CREATE TRIGGER never BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END", "trigger never is not as"),
         ("DROP TABLE snapshot; CREATE TABLE snapshot (one, cut, records)", "table snapshot is not as"),
         ("UPDATE snapshot SET records = '[ ]'", "the snapshot is not valid"),
-        ("PRAGMA user_version = 1", "it has format 1, and this program reads the formats 3 to 9"),
+        ("UPDATE batches SET cut = cut + 1", "the snapshot is not valid"),
+        ("PRAGMA user_version = 1", "it has format 1, and this program reads the formats 3 to 10"),
         ("PRAGMA application_id = 1", "the file is not a ledger"),
     ],
 )

@@ -13,7 +13,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, DeviceInfo, Incarnation, Moment, State, Step
 from scrubber.core.record import Record
-from scrubber.ledger import ledger_rows
+from scrubber.ledger import compaction, ledger_rows
 from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger import Store
 from tests.ledger import memory_store
@@ -154,18 +154,18 @@ def test_a_history_survives_a_jump_of_the_clock(kept, draft):
 
 
 def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
-    def shown(wall: float, retention: ledger_rows.Retention) -> object:
+    def shown(wall: float, retention: compaction.Retention) -> object:
         kept.compact(concatenate, 1, Moment(wall, 1.0), retention)
         return whys(kept.history(None, None, 100))
 
     kept.append([draft("a", wall=1.0), draft("b", wall=2.0), draft("c", wall=3.0)])
-    assert shown(1000.0, ledger_rows.Retention(3, 1e9)) == ["a", "b", "c"]
+    assert shown(1000.0, compaction.Retention(3, 1e9)) == ["a", "b", "c"]
     kept.append([draft("d", wall=900.0), draft("e", wall=901.0)])
-    assert shown(1000.0, ledger_rows.Retention(3, 1e9)) == ["c", "d", "e"]
+    assert shown(1000.0, compaction.Retention(3, 1e9)) == ["c", "d", "e"]
     unfolded(kept)
     assert (kept.kept.since, kept.kept.steps_since) == (3.0, 901.0)
     kept.append([draft("f", wall=2000.0)])
-    assert shown(2000.0, ledger_rows.Retention(9, 1099.5)) == ["e", "f"]
+    assert shown(2000.0, compaction.Retention(9, 1099.5)) == ["e", "f"]
 
 
 def test_compaction_may_keep_no_rows(kept, draft):

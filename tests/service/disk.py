@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
+from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger import Store
-from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.receipts.merkle import Head, Inclusion
 from tests.service.virtual import KilledError
 

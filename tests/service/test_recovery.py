@@ -18,7 +18,7 @@ from scrubber.core.fencing import Pods
 from scrubber.core.model import Ailment, AilmentKind, Facts, HealthRead, ScrubPath, Sign, State, Step, Trigger, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
-from scrubber.ledger import ledger_rows
+from scrubber.ledger import compaction
 from scrubber.ledger.database import Loaded
 from scrubber.steps.orders import Order, Report
 from scrubber.workers.worker import BrokenError
@@ -149,7 +149,7 @@ class Copied(memory_store.MemoryStore):
     put_back = False
     failures = 0
 
-    def load(self, fold: ledger_rows.Fold) -> Loaded:
+    def load(self, fold: compaction.Fold) -> Loaded:
         return replace(super().load(fold), may_be_old=self.put_back)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:

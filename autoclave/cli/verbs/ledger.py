@@ -59,6 +59,9 @@ def verify(
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
         human.say(f"{path} is intact: {_rows(result)}")
+        if result.complete_from > 1:
+            older = "older evidence was dropped, or an older version has written it"
+            human.say(f"its evidence is complete from row {result.complete_from} on; {older}")
         if checkpoints and result.rows:
             human.say(f"the checkpoints vouch for the rows up to {result.vouched}, and for none after it")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
@@ -69,7 +72,8 @@ def verify(
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if result.broken is None:
         return DONE
-    intact = f"; before it, {_rows(result, ' intact')}" if result.rows else ""
+    is_after = result.broken.seq is None or result.broken.seq > result.last
+    intact = f"; before it, {_rows(result, ' intact')}" if result.rows and is_after else ""
     human.warn(f"cannot trust the ledger {path}: {result.broken.why}{intact}")
     return NOT_CLEAN
 

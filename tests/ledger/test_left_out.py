@@ -1,0 +1,151 @@
+"""Whoever may write to the ledger can fold its rows: no evidence can be left out of that without a trace."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.core import events
+from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.model import Blame, Holder, Step
+from scrubber.ledger import compaction, database, ledger_rows, opening, reading, tree
+from scrubber.ledger.compaction import KEEP_ALL, Retention
+from scrubber.ledger.sqlite_store import SqliteStore
+from tests.core import lives
+from tests.ledger.conftest import NOW
+
+STEP = events.StepsRecorded("job", (), Step.CLEAR)
+PASSED = replace(lives.passed(lives.SCRUBBING), receipt=replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE))
+ATTEMPTED = events.OpenAttempted(lives.OPENER, 1, held=True)
+
+
+def used(container: str, times: int) -> Event:
+    return events.Soiled("it was used without a grant", (Holder(7, 0.5, "python", container),), times)
+
+
+def failed(container: str, times: int) -> Event:
+    return events.ScrubFailed("job", "in use", Blame.TENANT, (Holder(7, 0.5, "python", container),), times=times)
+
+
+SOME = st.one_of(
+    st.sampled_from([STEP, PASSED, ATTEMPTED, events.Released("its pod is gone"), events.LetIn(("pod-a",))]),
+    st.builds(used, st.sampled_from(["pod-a", "pod-b"]), st.integers(1, 3)),
+    st.builds(failed, st.sampled_from(["pod-a", "pod-b"]), st.integers(1, 3)),
+)
+ROWS = st.lists(st.tuples(st.sampled_from(["GPU-1", "GPU-2"]), SOME), min_size=2, max_size=12)
+
+
+class Forging:
+    """A ledger whose folds leave out rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store: SqliteStore = opening.open_or_set_aside(path, NOW)[0]
+
+    def append(self, rows: Iterable[tuple[str, Event]]) -> None:
+        self.store.append([LedgerEntry(0, device, NOW, "op", event) for device, event in rows])
+
+    def fold(self, *left_out: int, keep: int = 0, retention: Retention = KEEP_ALL) -> tuple[int, ...]:
+        """Fold all but ``keep`` rows; returns which rows had to stay."""
+        honest, stay = compaction.evidence, list[int]()
+
+        def evidence(rows: Iterable[ledger_rows.LedgerRow]) -> tuple[ledger_rows.LedgerRow, ...]:
+            kept = honest(tuple(rows))
+            stay[:] = [row.seq for row in kept]
+            return tuple(row for row in kept if row.seq not in left_out)
+
+        with pytest.MonkeyPatch.context() as forged:
+            forged.setattr(compaction, "evidence", evidence)
+            self.store.compact(lambda records, _: records, keep, NOW, retention)
+        return tuple(stay)
+
+    def verify(self) -> reading.Audit:
+        self.store.close()
+        return reading.verify(self.path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("left-out")
+
+
+@pytest.fixture
+def forging(tmp_path):
+    forging = Forging(tmp_path / "ledger.db")
+    yield forging
+    forging.store.close()
+
+
+def anew(folder: Path) -> Forging:
+    for file in folder.iterdir():
+        file.unlink()
+    return Forging(folder / "ledger.db")
+
+
+@given(parts=st.lists(ROWS, min_size=1, max_size=3), keep=st.integers(0, 3), most=st.sampled_from([0, 8, 2**62]))
+def test_a_ledger_that_folds_its_rows_stays_intact(folder, parts, keep, most):
+    forging = anew(folder)
+    for part in parts:
+        forging.append(part)
+        forging.fold(keep=keep, retention=Retention(most))
+    audit = forging.verify()
+    assert audit.broken is None
+    dropped = audit.complete_from - 1
+    assert (dropped > 0) <= (most < 2**62)
+    assert not [row for row in reading.export(forging.path) if 0 < int(str(row.get("seq", 0))) <= dropped]
+
+
+@given(rows=ROWS, data=st.data())
+def test_any_evidence_left_out_of_a_fold_is_found(folder, rows, data):
+    forging = anew(folder)
+    forging.append([*rows, ("GPU-3", PASSED)])
+    with forging.store._ready() as connection:
+        stay = [row.seq for row in compaction.evidence(tuple(database.rows(connection)))]
+    left_out = data.draw(st.sets(st.sampled_from(stay[:-1]), min_size=1))
+    forging.fold(*left_out)
+    broken = forging.verify().broken
+    assert broken is not None
+    assert broken.seq == min(left_out)
+
+
+def a_leaf(row: ledger_rows.LedgerRow) -> bytes:
+    return tree.leaf(row)
+
+
+def a_step(row: ledger_rows.LedgerRow) -> bytes:
+    return tree._opening(row).replace(b'"other","GPU-1"', b'"step",""')
+
+
+def nothing_to_read(row: ledger_rows.LedgerRow) -> bytes:
+    return b"[[" + bytes.fromhex(row.hash)
+
+
+@pytest.mark.parametrize("stored", [a_leaf, a_step, nothing_to_read], ids=lambda it: it.__name__)
+def test_no_mark_makes_evidence_look_like_a_step(forging, stored):
+    forging.append([("GPU-1", events.LetIn((name,))) for name in "abcde"])
+    with forging.store._ready() as connection:
+        [row] = database.rows(connection, 4, 4)
+    forging.fold(4)
+    forging.store.close()
+    with closing(sqlite3.connect(forging.path, isolation_level=None)) as connection:
+        connection.execute("UPDATE tree SET hash = ? WHERE level = 0 AND place = 3", (stored(row),))
+    broken = forging.verify().broken
+    assert broken is not None
+    assert (broken.seq or 0) in {3, 4}
+
+
+def test_evidence_that_retention_has_dropped_is_said(forging):
+    """The oldest may go, but the audit says up to where."""
+    forging.append([("GPU-1", events.LetIn((name,))) for name in "abc"])
+    forging.fold()
+    forging.append([("GPU-1", events.LetIn((name,))) for name in "de"])
+    forging.fold(retention=Retention(rows=2))
+    audit = forging.verify()
+    assert (audit.broken, audit.complete_from) == (None, 5)
