@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scrubber.core import events
@@ -40,6 +40,15 @@ SOME = st.one_of(
     st.builds(failed, st.sampled_from(["pod-a", "pod-b"]), st.integers(1, 3)),
 )
 ROWS = st.lists(st.tuples(st.sampled_from(["GPU-1", "GPU-2"]), SOME), min_size=2, max_size=12)
+
+
+@contextmanager
+def as_format_9() -> Iterator[None]:
+    """Rows are written as that version wrote them."""
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(ledger_rows, "MARKED", "")
+        before.setattr(ledger_rows.LedgerRow, "is_marked", False)
+        yield
 
 
 class Forging:
@@ -89,17 +98,25 @@ def anew(folder: Path) -> Forging:
     return Forging(folder / "ledger.db")
 
 
-@given(parts=st.lists(ROWS, min_size=1, max_size=3), keep=st.integers(0, 3), most=st.sampled_from([0, 8, 2**62]))
-def test_a_ledger_that_folds_its_rows_stays_intact(folder, parts, keep, most):
-    forging = anew(folder)
+@example([("GPU-1", used("pod-a", 1))], [[("GPU-1", used("pod-b", 1)), ("GPU-1", used("pod-b", 2))]], 0, 2**62)
+@given(
+    older=ROWS,
+    parts=st.lists(ROWS, min_size=1, max_size=3),
+    keep=st.integers(0, 3),
+    most=st.sampled_from([0, 8, 2**62]),
+)
+def test_a_ledger_that_folds_its_rows_stays_intact(folder, older, parts, keep, most):
+    with as_format_9():
+        forging = anew(folder)
+        forging.append(older)
     for part in parts:
         forging.append(part)
         forging.fold(keep=keep, retention=Retention(most))
     audit = forging.verify()
     assert audit.broken is None
-    dropped = audit.complete_from - 1
-    assert (dropped > 0) <= (most < 2**62)
-    assert not [row for row in reading.export(forging.path) if 0 < int(str(row.get("seq", 0))) <= dropped]
+    assert audit.complete_from <= len(older) + 2 or most < 2**62
+    rows = [int(str(row.get("seq", 0))) for row in reading.export(forging.path)]
+    assert not [seq for seq in rows if len(older) + 1 < seq < audit.complete_from]
 
 
 @given(rows=ROWS, data=st.data())
