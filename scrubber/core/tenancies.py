@@ -160,12 +160,15 @@ class _Device:
         self._present = replace(present, pod=owner.called or (present.pod if uid == present.uid else ""), uid=uid)
 
     def _opened_by(self, opener: Opener) -> None:
-        """Somebody else has opened the device. The row may follow the end of the tenancy by a second."""
+        """Somebody else has opened the device. The row may follow the end of the tenancy, and the next grant."""
         note = f"{opener.pod or place_words(opener.place) or 'a process'} opened it as well"
-        if self._present is not None:
+        if self._present is not None and self._present.began <= opener.last:
             self._present = _noted(self._present, note)
-        elif self._complete:
-            self._complete[-1] = _noted(self._complete[-1], note)
+            return
+        for place in range(len(self._complete) - 1, -1, -1):
+            if self._complete[place].began <= opener.last:
+                self._complete[place] = _noted(self._complete[place], note)
+                return
 
     def _begin(self, tenancy: TenancyRow) -> TenancyRow:
         self._end(tenancy.began)

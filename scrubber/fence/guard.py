@@ -638,8 +638,7 @@ class Guard:
             return True
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
         opener = judged.opener(attempt, self._sources.pod_name(judged.place), exempt=exempt)
-        held = self._open_to.get(uuid) is not OpenTo.SERVICE  # unknown: somebody may have had it
-        self.openers.add(uuid, opener, ignored=judged.ignored, held=held)
+        self.openers.add(uuid, opener, ignored=judged.ignored, at=attempt.uptime)
         return judged.ignored
 
     def _look_up_refused(self) -> None:

@@ -14,14 +14,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from ground import log, process_names
+from scrubber.core import fencing, open_attempts
+from scrubber.core.fencing import OpenTo
 from scrubber.core.model import Holder, Opener, Who
-from scrubber.core.open_attempts import MOST_FORGOTTEN, added
+from scrubber.core.open_attempts import Period, added
+from scrubber.core.record import Record
 
 logger = log.get("fence")
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
 _KEPT = 16  # entries of a device at most
+_PHASES = 16  # of a device: an attempt is read within moments, or it was made while no service ran
 _LINES, _LINES_WITHIN = 20, 600.0  # lines in the log at most, within so many seconds
 
 
@@ -50,6 +54,14 @@ class Answer(NamedTuple):
     held: bool  # whether somebody had the device
 
 
+class _Phase(NamedTuple):
+    """A time in which nothing changed in who had a device."""
+
+    since: float  # uptime
+    period: Period
+    counts: bool = True  # False: the device was open to all, so each attempt may be its owner's
+
+
 class LiveOpeners:
     """Those of each device."""
 
@@ -59,21 +71,44 @@ class LiveOpeners:
         self.attempts = 0  # of all devices, so far
         self._of: dict[str, dict[_Key, LiveOpener]] = {}
         self._answers: dict[str, Counter[Answer]] = {}
-        self._forgotten: dict[str, dict[Who, Opener]] = {}  # those that were not taken before
+        self._phases: dict[str, list[_Phase]] = {}
+        self._new: dict[str, dict[Period, dict[Who, Opener]]] = {}  # the attempts that were not taken before
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def add(self, device: str, new: Opener, *, ignored: bool, held: bool) -> None:
-        """Add an attempt to the entry that it belongs to. Once an hour, the log tells of it.
+    def began(self, record: Record, at: float) -> None:
+        """A new record of a device, which holds for the attempts from this uptime on: they may be read later.
 
-        ``held``: whether somebody had the device.
+        The first record of this life of the service holds for all attempts before it, too.
         """
+        to_all = fencing.open_to(record) is OpenTo.ALL
+        with self._turn:
+            phases = self._phases.setdefault(record.device.uuid, [])
+            phase = _Phase(at if phases else -math.inf, open_attempts.period(record), counts=not to_all)
+            if not phases or phases[-1][1:] != phase[1:]:
+                phases.append(phase)
+            del phases[:-_PHASES]
+
+    def add(self, device: str, new: Opener, *, ignored: bool, at: float) -> None:
+        """Add an attempt of this uptime to the entry that it belongs to. Once an hour, the log tells of it."""
         with self._turn:
             to_log = self._add(device, new, self._wall(), ignored=ignored)
+            phase = self._phase(device, at)
             if not (ignored or new.exempt):
+                held = phase is None or phase.period.held  # unknown: somebody may have had it
                 self._answers.setdefault(device, Counter())[Answer(bool(new.refused), held)] += 1
+            if phase is not None and phase.counts and not ignored:
+                open_attempts.count(self._new.setdefault(device, {}).setdefault(phase.period, {}), new)
         if to_log is not None:
             _log(device, to_log.opener)
+
+    def _phase(self, device: str, at: float) -> _Phase | None:
+        phases = self._phases.get(device, [])
+        phase = next((phase for phase in reversed(phases) if phase.since <= at), None)
+        if phase is None and phases:  # it is not known any more: somebody may have had the device
+            tenancy, held = phases[0].period
+            return _Phase(-math.inf, Period(tenancy if held else tenancy - 1, held=True))
+        return phase
 
     def _add(self, device: str, new: Opener, now: float, *, ignored: bool) -> LiveOpener | None:
         self.attempts += 1
@@ -91,18 +126,13 @@ class LiveOpeners:
         if len(mine) > _KEPT:  # who is let in goes first, and then names that programs have chosen
             let_in = (who for who, it in mine.items() if it.ignored and it.opener.exempt)
             oldest = next(let_in, next((who for who in mine if who[0].command), next(iter(mine))))
-            self._forget(device, mine.pop(oldest))
+            del mine[oldest]
         return opener if due else None
 
-    def _forget(self, device: str, opener: LiveOpener) -> None:
-        forgotten, who = self._forgotten.setdefault(device, {}), opener.opener.who
-        if not opener.ignored and (who in forgotten or len(forgotten) < MOST_FORGOTTEN):
-            forgotten[who] = added(forgotten.get(who), opener.opener)
-
-    def take_forgotten(self, device: str) -> tuple[Opener, ...]:
-        """The openers that others have pushed out since the last call, with all their attempts."""
+    def take(self, device: str) -> list[tuple[Period, tuple[Opener, ...]]]:
+        """The attempts since the last call that may be those of others, each in the period in which it was made."""
         with self._turn:
-            return tuple(self._forgotten.pop(device, {}).values())
+            return [(period, tuple(new.values())) for period, new in self._new.pop(device, {}).items()]
 
     def missed(self, device: str, why: str) -> None:
         """Somebody may not have been counted, for this reason."""

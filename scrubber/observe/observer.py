@@ -267,6 +267,7 @@ class Observer:
         if guard is None:
             return
         open_to = fencing.open_to(record)
+        guard.openers.began(record, clock.now().uptime)
         guard.changed(record.device.uuid, open_to)
         self._observed_since.changed(record.device.uuid, open_to)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == UseCounter.FENCE.value:

@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ground.errors import LedgerUnavailable
-from scrubber.core import fencing, open_attempts
+from scrubber.core import open_attempts
 from scrubber.core.events import FenceMissed, OpenAttempted
-from scrubber.core.fencing import OpenTo
 from scrubber.core.guarded import ANEW, FenceReading
-from scrubber.core.model import OTHERS, Opener
-from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
+from scrubber.core.model import OTHERS
+from scrubber.core.open_attempts import AT_ONCE, WITHIN, Period, Written
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.fence.live_openers import KEPT_FOR, LiveOpeners
@@ -27,6 +26,7 @@ from scrubber.service.context import ServiceContext
 
 EVERY = 1.0  # seconds between two looks, and at once after each row: it may begin a period
 OF_OPENERS = Window(kinds=frozenset({ledger_rows.KINDS[OpenAttempted], ledger_rows.KINDS[FenceMissed]}))
+KEPT = 8  # periods of a device whose rows are known, and can be continued
 READ = 5000  # rows that are read at a start
 
 _Row = tuple[str, OpenAttempted | FenceMissed]  # with its device
@@ -40,7 +40,8 @@ class OpenAttemptRows:
         self._context = context
         self._ledger = context.ledger
         self._live = openers
-        self._periods: dict[str, Written] | None = None  # by device; None: the rows of earlier lives are not read yet
+        # By device, the last ones. None: the rows of earlier lives are not read yet.
+        self._periods: dict[str, dict[Period, Written]] | None = None
         self._looked = dict[str, Record]()  # by device: the record at the last look ...
         self._asked = (-1, AT_ONCE)  # ... how many attempts there had been by then, and room for how many rows
         self._unwritten: list[_Row] = []
@@ -74,18 +75,17 @@ class OpenAttemptRows:
                 self._unwritten = rows
                 raise
 
-    async def _remember(self) -> dict[str, Written] | None:
+    async def _remember(self) -> dict[str, dict[Period, Written]] | None:
         """What the rows of earlier lives tell. None: the disk does not answer."""
         since = self._context.now().wall - KEPT_FOR
         page = await self._ledger.history(None, since, READ, OF_OPENERS)
         if page.partial:
             return None
-        periods = dict[str, Written]()
+        periods = dict[str, dict[Period, Written]]()
         for uuid, record in self._ledger.records.items():
             entries = [entry for entry in page.entries if entry.device == uuid]
             events = [entry.event for entry in entries if isinstance(entry.event, OpenAttempted)]
-            earlier, now = open_attempts.remembered(events, open_attempts.period(record))
-            periods[uuid] = replace(now, firsts={it.who: it.first for it in self._counted(uuid)})
+            earlier, periods[uuid] = open_attempts.remembered(events)
             given = record.fence.grant
             if (
                 given is not None
@@ -96,7 +96,7 @@ class OpenAttemptRows:
             self._live.remember(uuid, earlier)
         return periods
 
-    def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
+    def _look(self, periods: dict[str, dict[Period, Written]], *, ends: bool) -> None:
         """Note which rows are due."""
         self._compare()
         for uuid, why in self._live.take_gaps(self._room(self._gaps)):
@@ -108,21 +108,19 @@ class OpenAttemptRows:
         for uuid, record in self._ledger.records.items():
             if is_quiet and self._looked.get(uuid) is record:
                 continue  # the usual case, after each row for each other device
+            now, new = open_attempts.period(record), dict(self._live.take(uuid))
+            before = open_attempts.period(self._looked.get(uuid, record))
             self._looked[uuid] = record
-            forgotten = self._live.take_forgotten(uuid)  # first: nobody is in both
-            counted, now = self._counted(uuid), open_attempts.period(record)
-            before = periods.get(uuid, Written(now)).with_forgotten(forgotten)
-            is_over = before.period != now
-            is_of_all = fencing.open_to(record) is OpenTo.ALL  # nobody was named, so each attempt may be the owner's
-            if is_over or not is_of_all:
-                written = self._note(uuid, before, before.first_rows(counted, self._room()))
-                written = self._note(uuid, written, written.rows_of_others(counted))
-                if ends or is_over:
-                    last = [*written.last_rows(counted), *written.rows_of_others(counted, ended=True)]
+            mine = periods.setdefault(uuid, {})
+            for period in sorted({before, now, *new}):
+                written = mine.get(period, Written(period)).with_attempts(new.get(period, ()))
+                written = self._note(uuid, written, written.first_rows(self._room()))
+                written = self._note(uuid, written, written.rows_of_others())
+                if ends or period != now:  # a period that is over ends once more with the attempts that are read late
+                    last = [*written.last_rows(), *written.rows_of_others(ended=True)]
                     written = self._note(uuid, written, last)
-                periods[uuid] = written
-            if is_over or is_of_all:
-                periods[uuid] = open_attempts.begun(now, counted)
+                mine[period] = written
+            periods[uuid] = dict(sorted(mine.items())[-KEPT:])
 
     def _compare(self) -> None:
         """Note each device whose fence is not the one of the earlier life that gave it to its present owner."""
@@ -147,21 +145,19 @@ class OpenAttemptRows:
         now = self._context.now().uptime
         return AT_ONCE - sum(at > now - WITHIN for at in (self._first if written is None else written))
 
-    def _counted(self, uuid: str) -> list[Opener]:
-        return [opener.opener for opener in self._live.of(uuid) if not opener.ignored]
-
     async def _named(self, rows: list[_Row]) -> list[_Row]:
-        """These rows with the names of their pods, as far as they come in time."""
-        try:
+        """These rows with the names of their pods, as far as they are known or come in time."""
+        names: Mapping[str, str] = {}
+        with suppress(DeviceError):
             names = (await self._context.tenants()).names
-        except DeviceError:
-            return rows
+        pods = dict[str, dict[str, str]]()
         for uuid in {uuid for uuid, _ in rows}:
             self._live.name(uuid, names)
-        return [(uuid, _named(row, names)) for uuid, row in rows]
+            pods[uuid] = {**{it.opener.place: it.opener.pod for it in self._live.of(uuid)}, **names}
+        return [(uuid, _named(row, pods[uuid])) for uuid, row in rows]
 
 
-def _named(row: OpenAttempted | FenceMissed, names: Mapping[str, str]) -> OpenAttempted | FenceMissed:
-    if isinstance(row, FenceMissed) or row.opener.place not in names:
+def _named(row: OpenAttempted | FenceMissed, pods: Mapping[str, str]) -> OpenAttempted | FenceMissed:
+    if isinstance(row, FenceMissed):
         return row
-    return replace(row, opener=replace(row.opener, pod=names[row.opener.place]))
+    return replace(row, opener=replace(row.opener, pod=pods.get(row.opener.place) or row.opener.pod))

@@ -105,7 +105,7 @@ def test_another_pod_may_start_instead_of_the_next_container():
     assert (of_b.uid, of_b.began, of_b.actor, of_b.proven, of_b.note) == (B, AT + 6, START, True, "")
 
 
-OPENED = ev.OpenAttempted(lives.OPENER, 1, held=True)
+OPENED = ev.OpenAttempted(replace(lives.OPENER, last=AT + 3), 1, held=True)
 WAS_REFUSED = replace(OPENED, opener=replace(lives.OPENER, refused=3))
 UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
 
@@ -125,6 +125,8 @@ UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
          [ANOTHER]),
         ("a stranger", (GRANTED, OPENED, replace(OPENED, ended=True)), ["team/b opened it as well"]),
         ("a stranger at its end", (GRANTED, ev.PutInUse(OF_A), GONE, OPENED), ["team/b opened it as well"]),
+        ("a stranger whose row follows the next grant", (GRANTED, ev.PutInUse(OF_A), GONE, PASSED, GRANTED, OPENED),
+         ["team/b opened it as well", ""]),
         ("strangers who were refused, or came afterwards", (GRANTED, WAS_REFUSED, GONE, replace(OPENED, held=False)),
          [""]),
         ("a container past the create gate", (GRANTED, ev.PastGate(A, "it was dirty")),

@@ -203,6 +203,7 @@ PLANTED = [
     Mutant(IGNORED, "if self._service in groups and self._sources", "if self._sources", tests=IN_GUARD),
     Mutant(IGNORED, "if judged is not None and attempt.uptime < judged.until:", "if False:", tests=IN_GUARD),
     Mutant(IGNORED, "holder.started > attempt.uptime:", "False:", tests=IN_GUARD),
+    Mutant("scrubber/fence/live_openers.py", "if phase.since <= at", "", tests="tests/fence/test_live_openers.py"),
     Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),

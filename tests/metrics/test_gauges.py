@@ -259,7 +259,7 @@ async def test_a_container_that_only_the_fence_counted_crowds_a_device(node, mon
     crowded = f'autoclave_device_crowded{{gpu="0:0",uuid="{uuid}"}} 1.0'
     assert crowded not in node.series()
     openers = node.built.service.context.observer.driver.guard.openers
-    openers.add(uuid, lives.OPENER, ignored=False, held=True)
+    openers.add(uuid, lives.OPENER, ignored=False, at=0.0)
     assert crowded in node.series()
 
 

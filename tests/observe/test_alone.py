@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core import open_attempts
 from scrubber.core.acquire import ForPod
 from scrubber.core.events import LetIn
 from scrubber.core.fencing import open_to
@@ -233,6 +234,15 @@ async def searches(fenced: Fenced, record: Record) -> int:
     fenced.becomes(record)
     assert (await fenced.observer.for_change(fenced.of(record))).holders == ()
     return fenced.searches - before
+
+
+async def test_an_opener_is_counted_in_the_tenancy_of_the_record(fenced: Fenced, foreign: Path) -> None:
+    fenced.becomes(lives.GRANTED)
+    run(foreign, OPENS)
+    guard, uuid = fenced.observer.driver.guard, fenced.of(lives.GRANTED).device.uuid
+    assert guard is not None
+    guard.read_uses(uuid)
+    assert [period for period, _ in guard.openers.take(uuid)] == [open_attempts.period(lives.GRANTED)]
 
 
 async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from scrubber.core.events import OpenAttempted
 from scrubber.core.model import OTHER_CONTAINERS, Opener
+from scrubber.core.record import Record
 from scrubber.fence.live_openers import LiveOpeners
 from scrubber.node.pods import Tenants
 from scrubber.service.open_attempt_rows import OpenAttemptRows
@@ -29,6 +30,16 @@ class Node:
 
     def begin(self) -> None:
         self.live = LiveOpeners(lambda: self.world.node.now().wall)
+        ledger = self.world.life.ledger
+        tell = ledger.on_record
+
+        def on_record(record: Record) -> None:
+            self.live.began(record, self.world.node.now().uptime)
+            tell(record)
+
+        ledger.on_record = on_record
+        for record in ledger.records.values():
+            self.live.began(record, self.world.node.now().uptime)
         self.openers = OpenAttemptRows(self.world.context, self.live)
         self.world.spawn(self.openers.run())
 
@@ -38,6 +49,12 @@ class Node:
         self.begin()
         await asyncio.sleep(2)
 
+    async def is_used(self) -> str:
+        """A tenant has the first device, and is known."""
+        tenant = await self.world.tenancy(self.world.uuids[0])
+        await asyncio.sleep(2)
+        return tenant
+
     async def ask(self, place: str, times: int = 1, **how: bool) -> None:
         for _ in range(times):
             self.attempt(self.world.uuids[0], place, **how)
@@ -46,10 +63,9 @@ class Node:
     def attempt(
         self, uuid: str, place: str, *, refused: bool = False, exempt: bool = False, ignored: bool = False
     ) -> None:  # fmt: skip
-        now = self.world.node.now().wall
-        self.live.add(
-            uuid, Opener(place, "", "python", 42, exempt, 1, int(refused), now, now), ignored=ignored, held=False
-        )
+        now = self.world.node.now()
+        opener = Opener(place, "", "python", 42, exempt, 1, int(refused), now.wall, now.wall)
+        self.live.add(uuid, opener, ignored=ignored, at=now.uptime)
 
     async def rows(self) -> list[tuple[str, int, bool, bool]]:
         """Who, how often, whether somebody had the device, and whether that is the last row of him."""
@@ -98,7 +114,7 @@ async def test_a_later_life_names_them_and_writes_no_row_again(node):
         return Tenants(names={"stranger": "team/x"})
 
     node.world.context.tenants = tenants
-    await node.world.tenancy(node.world.uuids[0])
+    await node.is_used()
     await node.ask("stranger", 3)
     assert node.named() == [("stranger", "team/x", 3)]
     for _ in range(2):  # the pod is gone by then, and with it its name
@@ -112,30 +128,37 @@ async def test_a_later_life_names_them_and_writes_no_row_again(node):
 
 
 async def test_attempts_while_no_service_ran_keep_their_times(node):
-    """They are read after the start, and not always in their order."""
-    await node.ask("stranger")
-    await node.world.tenancy(node.world.uuids[0])
-    await node.world.die()
+    """They are read after the start, not always in their order, and perhaps after the end of the tenancy."""
+    world, device = node.world, node.world.uuids[0]
+    tenant = await node.is_used()
+    await node.ask("stranger", refused=True)
+    record = world.life.ledger.records[device]
+    await world.die()
     await asyncio.sleep(120)
-    await node.world.start()
-    node.live, began = LiveOpeners(lambda: node.world.node.now().wall), node.world.node.now().wall
+    world.node.end_container(tenant)
+    node.live, killed = LiveOpeners(lambda: world.node.now().wall), world.node.now()
+    node.live.began(record, killed.uptime)
+    await world.start()
+    await world.clean(device)
+    node.live.began(world.life.ledger.records[device], world.node.now().uptime)
+    node.openers = OpenAttemptRows(world.context, node.live)
     for ago, pid, refused in ((60.0, 8, 0), (90.0, 7, 1)):
-        attempt = Opener("stranger", "", "python", pid, False, 1, refused, began - ago, began - ago)
-        node.live.add(node.world.uuids[0], attempt, ignored=False, held=False)
-    node.openers = OpenAttemptRows(node.world.context, node.live)
+        attempt = Opener("stranger", "", "python", pid, False, 1, refused, killed.wall - ago, killed.wall - ago)
+        node.live.add(device, attempt, ignored=False, at=killed.uptime - ago)
+        await node.openers.write()
+    await node.ask("stranger", refused=True)
     await node.openers.write()
-    opener = (await node.attempts())[-1].opener
-    assert (began - opener.first, began - opener.last, opener.pid, opener.times, opener.refused) == (
-        90.0,
-        60.0,
-        8,
-        2,
-        1,
-    )
+    assert await node.rows() == [
+        ("stranger", 1, True, False), ("stranger", 2, True, False), ("stranger", 3, True, True),
+        ("stranger", 1, False, False),
+    ]  # fmt: skip
+    opener = (await node.attempts())[2].opener
+    assert (killed.wall - opener.last, opener.pid, opener.refused) == (60.0, 8, 2)
+    assert len({it.tenancy for it in await node.attempts()}) == 2
 
 
 async def test_no_row_exempts_what_happened_before_the_exemption(node):
-    await node.world.tenancy(node.world.uuids[0])
+    await node.is_used()
     await node.ask("monitor", 3)
     await node.ask("monitor", 2, exempt=True)
     await node.ask("monitor", 4)

@@ -371,7 +371,7 @@ async def test_an_attempt_before_the_grant_may_be_of_the_owner(begin, monkeypatc
     wall = world.node.now().wall - (60.0 if since == "before the grant" else 0.0)
     openers = LiveOpeners(lambda: wall)
     openers.add(
-        device, Opener("container:job", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False, held=False
+        device, Opener("container:job", "", "sleep", process.pid, False, 1, 0, wall, wall), ignored=False, at=0.0
     )
     monkeypatch.setattr(world.life.observer.driver.guard, "openers", openers)
     named = f"`kill {process.pid}`" in "".join((await world.life.reporter.explain(device)).advice)
@@ -391,7 +391,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
     process = owner if who == "the owner" else world.foreign(device, "stranger", "uid-9")
     guard, wall = world.life.observer.driver.guard, world.node.now().wall
     openers = LiveOpeners(lambda: wall)
-    openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False, held=False)
+    openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False, at=0.0)
     monkeypatch.setattr(guard, "openers", openers)
     monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place, **_: pod.startswith("monitoring/"))
     for state in ("with its pod", "and after it")[: 1 if who == "the owner" else 2]:
@@ -689,7 +689,7 @@ async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):
     asked = [("uid-1", False), ("uid-2", True), ("uid-1", True), ("uid-1", True)]
     for wall, (pod, exempt) in enumerate(asked, 1):
         opener = Opener(pod, "", "dcgm", 7, exempt, 1, int(not exempt), wall, wall)
-        guard.openers.add(world.uuids[0], opener, ignored=False, held=False)
+        guard.openers.add(world.uuids[0], opener, ignored=False, at=0.0)
     tenants = Tenants(names=pods)
 
     async def look() -> Tenants:
