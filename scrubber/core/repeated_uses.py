@@ -6,7 +6,7 @@ Such a use ends a proof, or makes a scrub fail. Who does it again and again keep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scrubber.core import events as ev
@@ -53,10 +53,11 @@ class UnauthorisedUse:
     """Who has used a device lately that was not given to him."""
 
     places: Mapping[str, str]  # NAMESPACE/POD by ``Opener.place``; empty: it is no pod, or its name is not known
-    last: float  # wall time of the last use
+    last: float  # wall time of the last use, or at which it was noticed
     wiped: bool  # a scrub has passed since
     tenants: tuple[str, ...] = ()  # who had it then, by the best known name: a pod, a job, or the UID of a pod
     held: bool = False  # somebody had it then, known or not: AutoclaveGpuOpened calls that ``had_by``
+    noticed: bool = False  # no open attempt tells when the last use was: it was noticed then
 
 
 def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedUse | None:
@@ -69,7 +70,7 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
     tenancies = list[_Tenancy]()
     for entry in entries:
         places = dict[str, str]()
-        at, is_late, is_held, tenant = entry.at.wall, False, False, ""
+        at, is_late, is_held, is_noticed, tenant = entry.at.wall, False, False, False, ""
         match entry.event:
             case ev.Granted(grant) | ev.GrantedUnproven(grant):
                 tenancies.append(_Tenancy(at, grant.owner))
@@ -84,6 +85,7 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
                 wiped, unwiped = wiped + unwiped, []
             case ev.Soiled(holders=holders, unnamed=unnamed):
                 places = {holder.container or NO_CONTAINER: "" for holder in holders} | ({"": ""} if unnamed else {})
+                is_noticed = True  # perhaps after a time without the service
             case ev.OpenAttempted(opener, held=held) if opener.was_let_through:
                 places, is_held = {opener.place: opener.pod}, held
                 at, is_late = opener.last, not held and opener.last < passed  # such a row may come after the proof
@@ -92,7 +94,7 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
             case _:
                 pass
         if places and 0 <= uptime - entry.at.uptime <= LATELY:
-            (wiped if is_late else unwiped).append(_Use(at, places, is_held, tenant))
+            (wiped if is_late else unwiped).append(_Use(at, places, is_held, tenant, passed if is_noticed else None))
     uses = unwiped or wiped
     if not uses:
         return None
@@ -100,8 +102,15 @@ def unauthorised(entries: Iterable[LedgerEntry], uptime: float) -> UnauthorisedU
     if len(found) > 1:  # the others tell who it was
         found.pop("", None)
     tenants = dict.fromkeys(use.tenant for use in uses if use.tenant)
-    held, last = any(use.held for use in uses), max(use.at for use in uses)
-    return UnauthorisedUse(found, last, wiped=not unwiped, tenants=tuple(tenants), held=held)
+    held, last = any(use.held for use in uses), max(_at_their_times(uses), key=lambda use: use.at)
+    noticed = last.proven is not None
+    return UnauthorisedUse(found, last.at, wiped=not unwiped, tenants=tuple(tenants), held=held, noticed=noticed)
+
+
+def _at_their_times(uses: Sequence[_Use]) -> list[_Use]:
+    """These, without those that were noticed if an open attempt since the proof before tells when the use was."""
+    tried = max((use.at for use in uses if use.proven is None and not use.held), default=-math.inf)
+    return [use for use in uses if use.proven is None or tried <= use.proven]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,7 @@ class _Use:
     places: Mapping[str, str]
     held: bool  # somebody had the device
     tenant: str  # who that was; empty: nobody, or that is not known
+    proven: float | None  # of a use that was noticed, wall time of the proof before it; None: an open attempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -490,7 +490,7 @@ def after_use(  # noqa: PLR0913 - all that is known
     if use is None:
         return
     during = f", at least once while {' and '.join(use.tenants)} had it" if use.tenants else ""
-    at = f"last tried at {event_text.time_of(use.last)}"  # perhaps in vain, or while nobody had it
+    at = f"{'noticed' if use.noticed else 'last tried'} at {event_text.time_of(use.last)}"  # perhaps tried in vain
     places = {place: pod for place, pod in use.places.items() if place not in exempt}
     if use.wiped or not places:
         since = "wiped since" if use.wiped else "before the policy exempted it"

@@ -193,7 +193,7 @@ async def test_an_explanation_says_what_to_do_after_a_use(world, reporter):
 
     world.context.tenants = look
     [wiped] = (await reporter.explain(device)).advice
-    assert (wiped.startswith("used without a grant, last tried at "), "wiped since" in wiped) == (True, True)
+    assert (wiped.startswith("used without a grant, noticed at "), "wiped since" in wiped) == (True, True)
     await world.life.ledger.append("", (device, attempt(held=True)))
     explained = await reporter.explain(device)
     assert explained.advice[0].startswith("the GPU was used by pod team/b (pod-b), without a grant, last tried at ")

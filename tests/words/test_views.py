@@ -389,6 +389,8 @@ def test_the_advice_after_a_use_fits_who_it_was(places, who, advice):
     assert tuple(after(None, kubelet=False)) == ()
     [wiped] = after(replace(use, wiped=True), kubelet=False)
     assert wiped == f"used without a grant, last tried at {at}, wiped since: see `autoclave history 3 --warnings`"
+    [wiped] = after(replace(use, wiped=True, noticed=True), kubelet=False)
+    assert wiped == f"used without a grant, noticed at {at}, wiped since: see `autoclave history 3 --warnings`"
     [wiped] = after(replace(use, wiped=True, tenants=("team/a", "job 7")), kubelet=False)
     assert wiped.startswith("used without a grant, at least once while team/a and job 7 had it, last tried at ")
 
