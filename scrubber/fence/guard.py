@@ -13,7 +13,6 @@ number of such attempts.
 from __future__ import annotations
 
 import hashlib
-import math
 import select
 import threading
 import time
@@ -24,15 +23,16 @@ from dataclasses import dataclass, replace
 
 from ground import boot, log
 from ground.errors import InvalidRequest
-from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
+from scrubber.core.fencing import KeptOff, MayOpen
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import NOWHERE, DeviceNumber, Holder
 from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
-from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
+from scrubber.fence.ignored import IgnoredAttempts, Sources
 from scrubber.fence.kernel import program
 from scrubber.fence.kernel.attempts import Attempt
 from scrubber.fence.kernel.fence import Counts, Fence
 from scrubber.fence.live_openers import LiveOpeners
+from scrubber.fence.owner_groups import OwnerGroups
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.node.new_groups import NewGroups
@@ -91,10 +91,7 @@ class Guard:
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
-        self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
-        self._had: dict[str, dict[str, frozenset[int]]] = {}  # by device and name: groups of those that it is open to
-        self._awaited: dict[str, frozenset[str]] = {}  # by device: those of them that have no known group now
-        self._in_doubt: dict[str, float] = {}  # ... since this uptime, so that the kernel counts them as others
+        self._owners = OwnerGroups(fence, sources)
         self._rules: dict[str, _Rule] = {}
         self._missed: dict[
             str, str
@@ -140,8 +137,7 @@ class Guard:
             self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
             for uuid in changed:
-                if any(self._fence.own(number).judged is not None for number in numbers.get(uuid, ())):
-                    self._in_doubt[uuid] = _uptime()
+                self._owners.resume(uuid, numbers.get(uuid, ()))
             for uuid in counted:
                 self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
@@ -196,17 +192,12 @@ class Guard:
         Raises nothing: what the kernel does not take is tried again with the next attempt, and counts as a use.
         """
         with self._turn:
-            if self._open_to.get(uuid) != open_to:
-                self._had.pop(uuid, None)
-                if uuid in self._in_doubt:  # what was asked before is nobody's: another one may have been the owner
-                    self._in_doubt[uuid] = _uptime()
-            self._open_to[uuid] = open_to
+            self._owners.changed(uuid, open_to)
             self._open(uuid)
 
     def owner_left(self, uuid: str) -> bool:
         """Whether the control groups to which the device was opened for a container or for pods were all removed."""
-        groups = frozenset[int]().union(*self._had.get(uuid, {}).values())
-        return bool(groups) and all(map(self._sources.is_gone, groups))
+        return self._owners.left(uuid)
 
     def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
@@ -214,7 +205,7 @@ class Guard:
             return
         terms, gaps = self._sources.terms(uuid), dict[str, None]()  # each reason once, whatever the number of nodes
         try:
-            owners = self._owners(uuid, terms)
+            owners = self._owners.find(uuid, numbers, terms)
             if owners is None or owners:  # it will have been used when it is proven again
                 self._forget_proofs([uuid])
             rule = _Rule(owners is None, terms.kept_off, terms.refuse or bool(terms.held))
@@ -222,7 +213,7 @@ class Guard:
                 self._rules[uuid] = replace(rule, failed=self._rule(uuid).failed)
             service = self._service if self._knows_processes else None
             uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
-            self._doubt(uuid, numbers)
+            self._owners.doubt(uuid, numbers)
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
@@ -257,50 +248,6 @@ class Guard:
 
     def _rule(self, uuid: str) -> _Rule:
         return self._rules.get(uuid, _Rule())
-
-    def _owners(self, uuid: str, terms: Terms) -> frozenset[int] | None:
-        """The control groups to which the device is open, beside the service; None: to all.
-
-        A pod whose group is not known has none: it is there before the first container of the pod. So has one whose
-        group was removed, because it has ended.
-        """
-        self._awaited[uuid] = frozenset()
-        match self._open_to.get(uuid, OpenTo.SERVICE):
-            case OpenTo.SERVICE:
-                return frozenset()
-            case Group(group):
-                return frozenset({group})
-            case Container() | Pods() as tenant:
-                found = {name: groups for name in tenant.names if (groups := self._sources.groups(name))}
-                if found:
-                    self._had[uuid] = {name: it for name, it in self._had.get(uuid, {}).items() if name} | found
-                elif uuid not in self._had:  # an earlier life may have seen it, or let in itself
-                    self._had[uuid] = {"": self._in_kernel(uuid)}
-                if not found and not terms.pods_have_groups:
-                    return None
-                self._awaited[uuid] = tenant.names - found.keys()
-                return frozenset[int]().union(*found.values())
-            case _:
-                return None
-
-    def _doubt(self, uuid: str, numbers: Iterable[DeviceNumber]) -> None:
-        """Begin to note whose attempts are counted, if an owner has no known group; end it with the owner."""
-        if self._awaited[uuid] and uuid not in self._in_doubt:
-            for number in numbers:
-                if (own := self._fence.own(number)).judged is None:
-                    self._fence.keep_own(number, replace(own, judged=self._asked(number)))
-            self._in_doubt[uuid] = _uptime()
-        elif uuid in self._in_doubt and isinstance(self._open_to.get(uuid), OpenTo):
-            for number in numbers:
-                self._fence.keep_own(number, replace(self._fence.own(number), judged=None))
-            del self._in_doubt[uuid]
-
-    def _asked(self, number: DeviceNumber) -> int:
-        return (self._fence.counts(number) or Counts(0, 0)).asked
-
-    def _in_kernel(self, uuid: str) -> frozenset[int]:
-        members = (self._fence.members(number).items() for number in self._numbers[uuid])
-        return frozenset(group for mine in members for group, kind in mine if kind == program.OWNER)
 
     def admit_process(self, pid: int) -> None:
         """The service has started a process that may open devices. Until it is admitted, what it opens is counted."""
@@ -470,7 +417,7 @@ class Guard:
 
         No count is said by it: what is ignored later was no use.
         """
-        if uuid in self._in_doubt:
+        if uuid in self._owners.in_doubt:
             self._take_attempts(time.monotonic() + _PATIENCE)
         at = clock.now()
         with self._turn:
@@ -487,7 +434,7 @@ class Guard:
                     return FenceReading(at, why="somebody has taken the fence away")
                 if why := self._changed_by_others(uuid):
                     return FenceReading(at, why=why)
-                self._settle(uuid, ends=False)  # what could not be read meanwhile
+                self._owners.settle(uuid, numbers, ends=False)  # what could not be read meanwhile
                 counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
                 kept, own = list(map(self._fence.kept, numbers)), list(map(self._fence.own, numbers))
             except OSError as error:
@@ -566,11 +513,12 @@ class Guard:
             if self._ending.is_set():
                 return True
             with self._turn:
-                known = {uuid for uuid in self._in_doubt if not self._awaited.get(uuid)}
+                known = self._owners.known_again
             new = [(self._device_of.get(attempt.device), attempt) for attempt in self._fence.attempts.new()]
             asked = [(uuid, attempt) for uuid, attempt in new if uuid is not None]
             with self._turn:
-                for uuid in {uuid for uuid, attempt in asked if attempt.refused or uuid in self._in_doubt}:
+                in_doubt = self._owners.in_doubt
+                for uuid in {uuid for uuid, attempt in asked if attempt.refused or uuid in in_doubt}:
                     self._open(uuid)  # perhaps to a group that began after the last round
             for uuid, attempt in asked:
                 if self._is_own(uuid, attempt):
@@ -580,56 +528,30 @@ class Guard:
                 elif self._look_up(uuid, attempt):
                     self._ignore(uuid, attempt)
             with self._turn, suppress(OSError):  # then it is done the next time
-                for uuid in [*self._in_doubt]:
-                    self._settle(uuid, ends=uuid in known)
+                for uuid in self._owners.in_doubt:
+                    self._owners.settle(uuid, self._numbers.get(uuid, ()), ends=uuid in known)
             return True
         finally:
             self._reading.release()
 
     def _is_own(self, uuid: str, attempt: Attempt) -> bool:
-        """Whether an owner made the attempt that the kernel has counted as another's. Notes whose it was, if known.
-
-        A name decides only that it is not known: who may make control groups can make one with any name.
-        """
-        since = self._in_doubt.get(uuid, math.inf)
-        if attempt.uptime < since:
+        """Whether an owner made the attempt that the kernel has counted as another's. Notes whose it was, if known."""
+        since = self._owners.in_doubt_since(uuid)
+        is_own = self._owners.is_own(uuid, attempt, self._ignored.place)
+        if is_own is None:
             return False
-        found = (groups for name, groups in self._had.get(uuid, {}).items() if name)
-        is_own = not frozenset[int]().union(*found).isdisjoint((attempt.group, *attempt.above))
-        if not is_own:
-            place = self._ignored.place(attempt)
-            if place is None or not place.name or place.container in self._awaited.get(uuid, ()):
-                return False
-            if place.container is None and attempt.group not in place.groups:  # its group is gone
-                return False
         with self._turn:
             try:
-                own = self._fence.own(attempt.device)
-                if own.judged is None or self._in_doubt.get(uuid) != since:  # there is another owner by now
+                is_noted = attempt.device in self._numbers.get(uuid, ()) and self._owners.is_noted(attempt.device)
+                if not is_noted or self._owners.in_doubt_since(uuid) != since:  # there is another owner by now
                     return False
                 if is_own and not attempt.refused:
-                    self._take_off(uuid, attempt, own=True)
-                    own = self._fence.own(attempt.device)
-                elif is_own:
-                    own = replace(own, refused=own.refused + 1)
-                judged = min((own.judged or 0) + 1, self._asked(attempt.device))
-                self._fence.keep_own(attempt.device, replace(own, judged=judged))
+                    self._take_back(uuid, attempt)
+                self._owners.note(attempt, own=is_own)
             except OSError as error:  # then it stays one of unknown programs
                 logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
                 return False
         return is_own
-
-    def _settle(self, uuid: str, *, ends: bool) -> None:
-        """Note of how many attempts it is not known whose they are: all have been read that could be."""
-        if uuid not in self._in_doubt:
-            return
-        for number in self._numbers.get(uuid, ()):
-            own, asked = self._fence.own(number), self._asked(number)
-            if own.judged is not None and (ends or asked > own.judged):
-                unknown = own.unknown + max(asked - own.judged, 0)
-                self._fence.keep_own(number, replace(own, unknown=unknown, judged=None if ends else asked))
-        if ends:
-            del self._in_doubt[uuid]
 
     def _look_up(self, uuid: str, attempt: Attempt) -> bool:
         """Find and remember who made the attempt, unless it was the service. Whether the attempt is not a use."""
@@ -656,27 +578,24 @@ class Guard:
 
     def _ignore(self, uuid: str, attempt: Attempt) -> None:
         with self._turn:
+            if attempt.device not in self._numbers.get(uuid, ()):
+                return
             try:
-                self._take_off(uuid, attempt)
+                self._take_back(uuid, attempt)
+                kept = self._fence.kept(attempt.device)
+                self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
             except OSError as error:  # it stays a use
                 logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
 
-    def _take_off(self, uuid: str, attempt: Attempt, *, own: bool = False) -> None:
-        if attempt.device not in self._numbers.get(uuid, ()):
+    def _take_back(self, uuid: str, attempt: Attempt) -> None:
+        """Before an attempt is taken off the count: if it was said, perhaps as a use, no later one takes its place."""
+        if attempt.uptime > self._said_at.get(uuid, 0.0):
             return
-        was_said = attempt.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
-        if was_said:
-            first = _first(self._numbers[uuid])
-            kept = self._fence.kept(first)
-            if kept.proof:  # before it is taken off: a service that is killed in between must not hide a later use
-                self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
-            self._more[uuid] = self._more.get(uuid, 0) + 1
-        if own:
-            passed = self._fence.own(attempt.device)
-            self._fence.keep_own(attempt.device, replace(passed, passed=passed.passed + 1))
-        else:
-            kept = self._fence.kept(attempt.device)
-            self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
+        first = _first(self._numbers[uuid])
+        kept = self._fence.kept(first)
+        if kept.proof:  # a service that is killed in between must not hide a later use
+            self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
+        self._more[uuid] = self._more.get(uuid, 0) + 1
 
     def _read(self) -> None:
         attempts, everything = select.poll(), select.poll()

@@ -207,7 +207,8 @@ def is_found(asking: Asking, group: Path) -> None:
     """The group of a pod can be found from now on, as on a node."""
     found = GroupIds(group)
     asking.sources = replace(asking.sources, groups=found.of)
-    asking.guard._sources = asking.guard._ignored._sources = asking.sources
+    for part in (asking.guard, asking.guard._ignored, asking.guard._owners):
+        part._sources = asking.sources
 
 
 @pytest.mark.parametrize("refuse", [True, False], ids=["refused", "watched"])

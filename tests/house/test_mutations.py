@@ -151,6 +151,7 @@ FENCE, IN_FENCE, IN_GUARD = (
 )
 PROGRAM = "scrubber/fence/kernel/program.py"
 GUARD, IGNORED = "scrubber/fence/guard.py", "scrubber/fence/ignored.py"
+OWNERS = "scrubber/fence/owner_groups.py"
 IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
 OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"
@@ -207,10 +208,10 @@ PLANTED = [
     Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
-    Mutant(GUARD, "is_own = not frozenset[int]().union(*found).isdisjoint", "is_own = bool", tests=IN_GUARD),
-    Mutant(GUARD, "or place.container in self._awaited.get(uuid, ()):", "or False:", tests=IN_GUARD),
-    Mutant(GUARD, "if place.container is None and attempt.group not in place.groups:", "if False:", tests=IN_GUARD),
-    Mutant(GUARD, "unknown = own.unknown + max(asked - own.judged, 0)", "unknown = own.unknown", tests=IN_GUARD),
+    Mutant(OWNERS, "if not frozenset[int]().union(*found).isdisjoint", "if bool", tests=IN_GUARD),
+    Mutant(OWNERS, "or place.container in self._awaited.get(uuid, ()):", "or False:", tests=IN_GUARD),
+    Mutant(OWNERS, "if place.container is None and attempt.group not in place.groups:", "if False:", tests=IN_GUARD),
+    Mutant(OWNERS, "unknown = own.unknown + max(asked - own.judged, 0)", "unknown = own.unknown", tests=IN_GUARD),
     Mutant(GUARD, "closed and self.lease_left > 0.0", "closed", tests=IN_GUARD),
     Mutant(GUARD, " and not rule.to_all", "", tests=IN_FENCED),
     Mutant(CONTEXT, "guard is not None and guard.keeps_out(device)", "True", tests=IN_FENCED),
