@@ -37,7 +37,6 @@ _UNTIMED = 256  # entries that are read between two looks at the clock; so a pro
 
 _NONE: frozenset[str] = frozenset()
 
-_LISTINGS = 16  # of the threads of a process, until one is complete
 _LINKS_OF_NONE = 2
 _LINKS_OF_ONE = 3  # links of /proc/PID/task if the process has one thread: the kernel counts each as a subdirectory
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
@@ -64,8 +63,11 @@ class Timer:
     def count(self) -> None:
         """Count one more entry that is read; TooSlowError if the time is over."""
         self._entries += 1
-        if self._entries % _UNTIMED:
-            return
+        if self._entries % _UNTIMED == 0:
+            self.check()
+
+    def check(self) -> None:
+        """TooSlowError if the time is over."""
         if time.thread_time() > self._seconds or time.monotonic() > self._until:
             raise TooSlowError
 
@@ -226,21 +228,23 @@ def _maps(task: str, timer: Timer) -> bytes:
     return b"".join(parts)
 
 
-def separate_tables(process: str) -> list[str]:
+def separate_tables(process: str, timer: Timer) -> list[str]:
     """The /proc directories to read: that of the process, then those of threads that do not share its files.
+
+    TooSlowError if no listing of the threads is complete within the time.
 
     Threads usually share one table of open files, which the entry of the process shows. Two kinds have files that this
     entry does not show: a thread with its own table (``unshare(CLONE_FILES)``), and each thread of a process whose
     first thread has ended. A killed process looks like that while one of its threads is stuck in a driver.
     """
-    leader, tasks = process.rpartition("/")[2], list[str]()
+    leader = process.rpartition("/")[2]
     try:
         if os.stat(f"{process}/task").st_nlink == _LINKS_OF_ONE:  # noqa: PTH116 -- in the hot loop of every observation
             return [process]
-        for _ in range(_LISTINGS):
+        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
+        while len(tasks) < os.stat(f"{process}/task").st_nlink - _LINKS_OF_NONE:  # noqa: PTH116 -- same
+            timer.check()  # the listing ended with a thread that ended, and lacks those after it
             tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
-            if len(tasks) >= os.stat(f"{process}/task").st_nlink - _LINKS_OF_NONE:  # noqa: PTH116 -- same
-                break  # otherwise the listing ended with a thread that ended, and lacks those after it
     except (FileNotFoundError, ProcessLookupError):
         return []
     # When the kernel refuses kcmp, each thread is read: slow but correct.

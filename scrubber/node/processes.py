@@ -4,8 +4,8 @@ One pass over /proc reads each process, and finds the holders of all these devic
 new process: a child of a holder may be one. It can miss a holder: a process that reopens the file all the time, or a
 file that only a message or an io_uring keeps.
 
-Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
-at a limit proves nothing: the holders of the devices that it was for are unknown.
+It takes long to read a process with very many files, or one whose threads end all the time. So each process and
+each search has a time limit. A search that ends at a limit proves nothing: the holders of its devices are unknown.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Processes:
         read = set[str]()
         for _ in range(_LISTINGS):
             try:
-                new = [task for task in open_files.separate_tables(process) if task not in read]
+                new = [task for task in open_files.separate_tables(process, timer) if task not in read]
             except PermissionError as error:
                 return _ProcessReading(named, process, _why(error))
             for task in new:

@@ -64,7 +64,7 @@ def test_threads_with_shared_files_are_read_once() -> None:
         other.start()
     try:
         assert len(list(Path("/proc/self/task").iterdir())) > 3
-        assert open_files.separate_tables(f"/proc/{os.getpid()}") == [f"/proc/{os.getpid()}"]
+        assert open_files.separate_tables(f"/proc/{os.getpid()}", Timer()) == [f"/proc/{os.getpid()}"]
     finally:
         stop.set()
         for other in others:
@@ -75,11 +75,11 @@ def test_without_kcmp_every_thread_is_read(tmp_path: Path) -> None:
     process = tmp_path / str(2**22 + 1)  # no such process: the kernel cannot say
     (process / "task" / process.name).mkdir(parents=True)
     (process / "task" / str(2**22 + 2)).mkdir()
-    assert open_files.separate_tables(str(process)) == [str(process), f"{process}/task/{2**22 + 2}"]
+    assert open_files.separate_tables(str(process), Timer()) == [str(process), f"{process}/task/{2**22 + 2}"]
 
 
 def test_a_process_that_is_gone_has_no_threads(tmp_path: Path) -> None:
-    assert open_files.separate_tables(str(tmp_path / "4711")) == []
+    assert open_files.separate_tables(str(tmp_path / "4711"), Timer()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
@@ -96,4 +96,4 @@ def test_a_listing_that_ended_with_a_thread_is_repeated(tmp_path: Path, monkeypa
         (process / "task" / task).mkdir(parents=True)
     cut, listdir = [["4711"]], os.listdir
     monkeypatch.setattr(os, "listdir", lambda place: cut.pop() if cut else listdir(place))
-    assert open_files.separate_tables(str(process)) == [str(process), f"{process}/task/{2**22 + 2}"]
+    assert open_files.separate_tables(str(process), Timer()) == [str(process), f"{process}/task/{2**22 + 2}"]

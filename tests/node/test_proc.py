@@ -70,9 +70,9 @@ def test_kernel_threads_are_searched_only_if_the_driver_lists_them(tmp_path, lau
     observer, files = Processes(Path("/proc"), lambda _pid: None, whole_node=False), {"gpu": [str(memory)]}
     looked, separate = [], open_files.separate_tables
 
-    def output(task: str) -> list[str]:
+    def output(task: str, timer: open_files.Timer) -> list[str]:
         looked.append(task)
-        return separate(task)
+        return separate(task, timer)
 
     monkeypatch.setattr(open_files, "separate_tables", output)
     assert [holder.pid for holder in observer.holders(files)["gpu"] or ()] == [process.pid]

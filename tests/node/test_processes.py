@@ -124,6 +124,18 @@ def test_a_search_that_one_process_slows_proves_nothing(tmp_path: Path, launch) 
     assert processes.slowest()[1] == slow.pid
 
 
+def test_a_process_whose_threads_are_never_listed_proves_nothing(
+    node_proc: NodeProc, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is not in the listings may hold the device."""
+    tasks, listdir = node_proc.add(8, "0::/\n") / "task", os.listdir
+    node_proc.add_thread(8, 9, "0::/\n")
+    monkeypatch.setattr(os, "listdir", lambda place: ["8"] if place == str(tasks) else listdir(place))
+    processes = search(node_proc.path, each_within=0.0)
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": None}
+    assert (processes.gave_up, processes.slowest()[1]) == (True, 8)
+
+
 def test_a_search_without_time_proves_nothing(file: Path) -> None:
     processes = search()
     assert processes.holders({"gpu": [str(file)]}, within=0.0) == {"gpu": None}

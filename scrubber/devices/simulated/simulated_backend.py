@@ -26,9 +26,9 @@ from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.fence.numbers import number_of
 from scrubber.node.group_places import GROUPS
 from scrubber.node.node_containers import Containers
-from scrubber.node.open_files import Search, Timer, separate_tables
+from scrubber.node.open_files import Search, Timer, TooSlowError, separate_tables
 from scrubber.node.proc import ENDED, descends, user
-from scrubber.node.processes import Processes
+from scrubber.node.processes import EACH_WITHIN, Processes
 
 logger = log.get("simulated")
 
@@ -282,8 +282,10 @@ class Users:
         return frozenset(pid for pid in among if pid != os.getpid() and self._has_open(search, pid))
 
     def _has_open(self, search: Search, pid: int) -> bool:
-        with suppress(*ENDED, PermissionError):  # a process that we may not read cannot open the files either
-            return any(search.held_by(task, Timer()) for task in separate_tables(f"{self._proc}/{pid}"))
+        timer = Timer(EACH_WITHIN)
+        # A process that we may not read cannot open the files either. One that takes too long is searched for again.
+        with suppress(*ENDED, PermissionError, TooSlowError):
+            return any(search.held_by(task, timer) for task in separate_tables(f"{self._proc}/{pid}", timer))
         return False
 
 
