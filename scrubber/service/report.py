@@ -34,6 +34,7 @@ from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.words import device_status, nvidia_advice
+from scrubber.words.device_status import DeviceWas
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
@@ -321,7 +322,7 @@ class StatusReporter:
             device_status.after_use(
                 use if places else None, device_names.argument(record), fence, mode, exempt,
                 self._namespaces(record, tenants, use.tenants),
-                device_status.BREAK_IN if use.held else device_status.on_foreign(record), kubelet=kubelet,
+                DeviceWas.GIVEN if use.held else device_status.device_was(record), kubelet=kubelet,
             )
         )  # fmt: skip
 

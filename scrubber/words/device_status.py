@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 
 from ground import process_names
@@ -41,7 +42,6 @@ NO_PODS: Mapping[str, str] = MappingProxyType({})
 NO_UNITS: Mapping[Holder, str] = MappingProxyType({})
 SAVE = "first save what `autoclave ledger export` prints"
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
-END, BREAK_IN = "if nobody needs it, end it", "if nobody knows it, treat it as a break-in"
 MOST = 3  # programs, places or namespaces that an advice names: it must stay short
 _PLACES = {NO_CONTAINER: "a process in no container", "": "a process that had ended before it could be named"}
 
@@ -329,16 +329,29 @@ def is_taken(record: Record, given: Collection[str]) -> bool:
     return owner is not None and not owner.unannounced and bool(given) and owner.container not in given
 
 
-def on_foreign(record: Record, others: Sequence[Holder] = ()) -> str:
-    """What to do about a program that nobody knows. ``BREAK_IN``, as it is, if somebody was given the device.
+class DeviceWas(Enum):
+    """What a device was when a foreign program opened it."""
 
-    Otherwise the device is idle. ``others``: those that it was not given to. One may be its unannounced owner.
-    """
+    GIVEN = "given"  # to somebody else
+    NOT_SCRUBBED = "not scrubbed"  # since the last tenant
+    IDLE = "idle"
+
+
+_BREAK_IN = "if nobody knows it, treat it as a break-in"
+_IF_UNKNOWN = {
+    DeviceWas.GIVEN: _BREAK_IN,
+    DeviceWas.NOT_SCRUBBED: f"no scrub has passed since the last tenant, so {_BREAK_IN}",
+    DeviceWas.IDLE: "if nobody needs it, end it",
+}
+
+
+def device_was(record: Record, others: Sequence[Holder] = ()) -> DeviceWas:
+    """What the device is for these foreign programs, of which one may be its unannounced owner."""
     owner = record.tenancy.owner
     is_idle = owner is None or (owner.unannounced and all(it.container == owner.container for it in others))
     if record.tenancy.grant is not None or not is_idle:
-        return BREAK_IN
-    return END if record.tenancy.span is None else f"no scrub has passed since the last tenant, so {BREAK_IN}"
+        return DeviceWas.GIVEN
+    return DeviceWas.IDLE if record.tenancy.span is None else DeviceWas.NOT_SCRUBBED
 
 
 def tenant(record: Record, pods: Mapping[str, str]) -> str:
@@ -374,12 +387,12 @@ def on_others(
     shown = [*{it.container or str(it.pid): it for it in reversed(others)}.values()][::-1][:MOST]  # one of each pod
     more = f" and {len(others) - len(shown)} more (all: `autoclave status {gpu} -o json`)"
     read = f": the data of {of} may have been read" if of else ""
-    names, if_unknown = holder_names(tuple(shown), pods), on_foreign(record, others)
+    names, was = holder_names(tuple(shown), pods), device_was(record, others)
     names += more if len(others) > len(shown) else ""
     containers = [it.container for it in shown if it.container is not None]
     in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
-    yield f"the GPU was not given to {names}{read}" if if_unknown == BREAK_IN else f"the idle GPU was opened by {names}"
-    if if_unknown != END:
+    yield f"the GPU was not given to {names}{read}" if was is DeviceWas.GIVEN else f"the idle GPU was opened by {names}"
+    if was is not DeviceWas.IDLE:
         yield SAVE
         for pod in in_pods:
             namespace, _, name = pod.partition("/")
@@ -392,7 +405,7 @@ def on_others(
     for container in dict.fromkeys(it for it in containers if it in tenants):
         name = f"the pod {pods[container]}" if container in pods else place_words(container)
         yield f"{name} is also the tenant of GPU {tenants[container]}: if you end it, its work there ends, too"
-    yield f"{if_unknown}:" if if_unknown == END else f"{if_unknown}, and end it:"
+    yield f"{_IF_UNKNOWN[was]}:" if was is DeviceWas.IDLE else f"{_IF_UNKNOWN[was]}, and end it:"
     yield from ends(shown, pods, units)
 
 
@@ -479,13 +492,13 @@ def keeps_out(  # noqa: PLR0913 - all that is known
 
 def after_use(  # noqa: PLR0913 - all that is known
     use: UnauthorisedUse | None, gpu: str, fence: str, mode: FenceMode, exempt: Collection[str] = (),
-    namespaces: Namespaces = NO_NAMESPACES, if_unknown: str = BREAK_IN, *, kubelet: bool,
+    namespaces: Namespaces = NO_NAMESPACES, was: DeviceWas = DeviceWas.GIVEN, *, kubelet: bool,
 ) -> Iterator[str]:  # fmt: skip
     """What to do about those who used a device that was not given to them, as ``advice`` gives it.
 
     ``gpu``: names the device in a command. ``fence``: what the fence does with others now, as ``DeviceStatus.fence``.
     ``mode``: what the policy asks of the fence. ``exempt``: the places that the policy exempts now. ``kubelet``: the
-    node has one. ``if_unknown``: what ``on_foreign`` says.
+    node has one. ``was``: what the device was then.
     """
     if use is None:
         return
@@ -499,7 +512,7 @@ def after_use(  # noqa: PLR0913 - all that is known
     named = [_PLACES.get(place) or place_words(place, pod) for place, pod in places.items()]
     names = ", ".join(named[:MOST]) + (f" and {len(named) - MOST} more" if len(named) > MOST else "")
     used = f"the GPU was used by {names}, without a grant{during}"
-    did = used if if_unknown == BREAK_IN else f"the idle GPU was opened by {names}"
+    did = used if was is DeviceWas.GIVEN else f"the idle GPU was opened by {names}"
     yield f"{did}, {at}: see `autoclave history {gpu} --warnings`"
     contained = {place: pod for place, pod in places.items() if is_contained(place)}
     keeps_pods_off = fence in (FenceMode.HOLD.value, FenceMode.REFUSE.value)
@@ -515,7 +528,7 @@ def after_use(  # noqa: PLR0913 - all that is known
         yield from _if_of_node(gpu, "", kubelet=kubelet)
         if mode is not FenceMode.REFUSE:
             yield "to keep programs of the node off, too: `fence: {mode: refuse}` in the policy"
-    yield if_unknown if if_unknown == END else f"{if_unknown}: {SAVE}"
+    yield _IF_UNKNOWN[was] if was is DeviceWas.IDLE else f"{_IF_UNKNOWN[was]}: {SAVE}"
 
 
 def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:

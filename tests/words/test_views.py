@@ -14,6 +14,7 @@ from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step, Stuck
 from scrubber.core.repeated_uses import RepeatedUse, UnauthorisedUse
 from scrubber.words import device_status
+from scrubber.words.device_status import DeviceWas
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -248,14 +249,14 @@ def test_who_opens_an_idle_gpu_is_no_break_in(record, end):
         'the idle GPU was opened by "evil" (pid 9, ns/b)', True, "break-in" in end,
     )  # fmt: skip
     use = UnauthorisedUse({lives.B: "ns/b"}, NOW.wall, wiped=False)
-    if_unknown = device_status.on_foreign(record)
-    first, *_, last = device_status.after_use(use, "3", "", FenceMode.OFF, if_unknown=if_unknown, kubelet=True)
+    was = device_status.device_was(record)
+    first, *_, last = device_status.after_use(use, "3", "", FenceMode.OFF, was=was, kubelet=True)
     assert (first.startswith("the idle GPU was opened by pod ns/b"), "break-in" in last) == (True, "break-in" in end)
 
 
 def test_who_is_beside_an_unannounced_owner_may_be_one():
     """Nobody knows whether that owner is a tenant."""
-    assert device_status.on_foreign(lives.FOUND_IN_USE, [HOST]) == device_status.BREAK_IN
+    assert device_status.device_was(lives.FOUND_IN_USE, [HOST]) is DeviceWas.GIVEN
 
 
 def test_advice_on_many_foreign_processes_is_short():
