@@ -21,7 +21,7 @@ from typing import Self
 from scrubber.core.model import Holder
 from scrubber.node import group_names
 from scrubber.node.pods import PodNames
-from scrubber.node.proc import BlindError, pids, status
+from scrubber.node.proc import ENDED, BlindError, pids, status
 
 PROC = Path("/proc")
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
@@ -62,14 +62,8 @@ class Bystanders:
 
     def knows(self, holder: Holder) -> bool:
         """Whether this process is a bystander. A process that cannot be read is not."""
-        process = f"{self._proc}/{holder.pid}"
-        try:
-            exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- the raw text, with " (deleted)"
-            program = self._named(exe, holder, process) if exe in self._programs else None
-            # Check the start time last: it proves that all answers are about this process, not a later one.
-            if program is None or status(process).started != holder.started:
-                return False
-        except OSError:
+        program, why = _examined(self._proc, holder, self._programs, self._namespace)
+        if program is None or why:
             return False
         if program not in self._known and program.namespace is not None:
             self._elsewhere(program)
@@ -89,25 +83,49 @@ class Bystanders:
                 return True
         return False
 
-    def _named(self, exe: str, holder: Holder, process: str) -> Bystander | None:
-        """What a policy would call this process; None for one that no policy can admit."""
-        if holder.container is None:
-            return None if obstacle(self._proc, process) else Bystander(exe)
-        name = self._names.of(holder.container, holder.pid)
-        return None if name is None else Bystander(exe, name.partition("/")[0])
+    def _namespace(self, holder: Holder) -> str:
+        """The namespace of its pod; empty if that is not known."""
+        return (self._names.of(holder.container or "", holder.pid) or "").partition("/")[0]
+
+
+def _examined(
+    proc: Path, holder: Holder, programs: Collection[str], namespace: Callable[[Holder], str]
+) -> tuple[Bystander | None, str]:
+    """What a policy calls this process, and why it is no bystander, whatever a policy lists; empty: it may be one.
+
+    None if it runs none of these ``programs``, has ended, cannot be read, or is in a container of no known namespace.
+    """
+    process = f"{proc}/{holder.pid}"
+    try:
+        exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- the raw text, with " (deleted)"
+        if exe not in programs:
+            return None, ""
+        place = None if holder.container is None else namespace(holder)
+        why = obstacle(proc, process) if place is None else ""
+        # Check the start time last: it proves that all answers are about this process, not a later one.
+        if place == "" or status(process).started != holder.started:
+            return None, ""
+    except OSError:
+        return None, ""
+    return Bystander(exe, place), why
 
 
 def obstacle(proc: Path, process: str) -> str:
     """Why a process of the host is no bystander, whatever a policy lists; empty: it may be one.
 
-    Root must have started it, from a file that only root can write, in the mount namespace of the host. OSError if it
-    has ended, or this user may not look.
+    Root must have started it, from a file that only root can write, in the mount namespace of the host.
+    FileNotFoundError or ProcessLookupError if it has ended.
     """
-    file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
-    if file.st_uid != 0 or file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others than root can write its file"
-    if not _started_by_root(process, proc):
-        return "root did not start it"
+    try:
+        file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
+        if file.st_uid != 0 or file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "others than root can write its file"
+        if not _started_by_root(process, proc):
+            return "root did not start it"
+    except ENDED:
+        raise
+    except OSError as error:  # this user may not look
+        return f"{error.filename}: {error.strerror}"
     try:
         host = (proc / "1/ns/mnt").stat()
     except OSError as error:
@@ -120,23 +138,12 @@ def why_not(entries: Collection[str], holder: Holder, pod: str, proc: Path = PRO
 
     ``pod``: NAMESPACE/NAME of its pod, if that is known.
     """
-    process, namespace = f"{proc}/{holder.pid}", pod.partition("/")[0]
-    if holder.container is not None and not namespace:
+    listed = frozenset(map(Bystander.parse, entries))
+    namespace = pod.partition("/")[0]
+    program, why = _examined(proc, holder, {it.exe for it in listed}, lambda _holder: namespace)
+    if program not in listed:
         return ""
-    try:
-        exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- see above
-        if (f"{namespace}:{exe}" if namespace else exe) not in entries or status(process).started != holder.started:
-            return ""
-    except OSError:
-        return ""
-    if namespace:
-        return "this node cannot tell that the process is in a pod of that namespace"
-    try:
-        return obstacle(proc, process)
-    except FileNotFoundError:  # it has ended meanwhile
-        return ""
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
+    return "this node cannot tell that the process is in a pod of that namespace" if namespace else why
 
 
 def _started_by_root(process: str, proc: Path) -> bool:
