@@ -37,8 +37,7 @@ _UNTIMED = 256  # entries that are read between two looks at the clock; so a pro
 
 _NONE: frozenset[str] = frozenset()
 
-_LINKS_OF_NONE = 2
-_LINKS_OF_ONE = 3  # links of /proc/PID/task if the process has one thread: the kernel counts each as a subdirectory
+_OTHER_LINKS = 2  # of /proc/PID/task, which has one more link for each thread, as for a subdirectory
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES = 2
 _libc = ctypes.CDLL(None)
@@ -239,10 +238,10 @@ def separate_tables(process: str, timer: Timer) -> list[str]:
     """
     leader = process.rpartition("/")[2]
     try:
-        if os.stat(f"{process}/task").st_nlink == _LINKS_OF_ONE:  # noqa: PTH116 -- in the hot loop of every observation
+        if os.stat(f"{process}/task").st_nlink == _OTHER_LINKS + 1:  # noqa: PTH116 -- in the hot loop of every observation
             return [process]
         tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
-        while len(tasks) < os.stat(f"{process}/task").st_nlink - _LINKS_OF_NONE:  # noqa: PTH116 -- same
+        while len(tasks) < os.stat(f"{process}/task").st_nlink - _OTHER_LINKS:  # noqa: PTH116 -- same
             timer.check()  # the listing ended with a thread that ended, and lacks those after it
             tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
     except (FileNotFoundError, ProcessLookupError):
