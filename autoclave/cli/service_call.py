@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
 from autoclave.cli.output import human
 from ground import errors, paths, private_files, threads, unix_sockets
@@ -32,11 +33,15 @@ RETRYING = "service not reachable, retrying"
 TRIED_EVERY = 0.05  # seconds
 
 
-def ask(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:
-    """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``)."""
+def ask(
+    run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]], timeout: float | None = None
+) -> T:  # fmt: skip
+    """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``).
+
+    ``timeout``: how long the verb waits in any case. It counts if it is longer, and nobody has set that flag.
+    """
     socket = paths.admin_socket(run_dir)
-    ctx = click.get_current_context(silent=True)  # None for a caller that is not a verb: it does not wait
-    within: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
+    within = _service_wait(timeout)
     began, warned = time.monotonic(), False
     while isinstance(unix_sockets.connect_error(socket), STARTING):
         waited = time.monotonic() - began
@@ -47,6 +52,16 @@ def ask(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[
             break
         time.sleep(TRIED_EVERY)
     return ask_now(run_dir, question)
+
+
+def _service_wait(timeout: float | None) -> float:
+    ctx = click.get_current_context(silent=True)
+    if ctx is None:  # a caller that is not a verb does not wait
+        return 0.0
+    root = ctx.find_root()
+    within: float = root.params.get("service_wait", 0.0)
+    is_default = root.get_parameter_source("service_wait") is ParameterSource.DEFAULT
+    return max(within, timeout) if timeout is not None and is_default else within
 
 
 def ask_now(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:

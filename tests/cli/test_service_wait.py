@@ -16,36 +16,43 @@ LONG = f"{WITHIN}s"
 
 
 @pytest.fixture
-def status(short_tmp):
-    """``autoclave status`` in a process of its own, before there is a service."""
-    words = {"AUTOCLAVE_RUN_DIR": str(short_tmp / "run"), "AUTOCLAVE_SERVICE_WAIT": LONG}
-    command = [sys.executable, "-m", "autoclave", "status"]
-    env, pipe = {**os.environ, **words}, subprocess.PIPE
+def verb(short_tmp, request):
+    """A verb in a process of its own, before there is a service."""
+    command, pipe = [sys.executable, "-m", "autoclave", *request.param], subprocess.PIPE
+    env = {**os.environ, "AUTOCLAVE_RUN_DIR": str(short_tmp / "run")}
     with subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=pipe) as verb:
         yield verb
         verb.kill()
 
 
-def left_socket(root):
-    """The socket of a service that was killed."""
-    service = Service(root, 1)
-    service.kill()
-    return root / "run" / "admin.sock"
+@pytest.fixture
+def killed(short_tmp, request):
+    """Whether a service was killed before, and has left its socket."""
+    if request.param:
+        Service(short_tmp, 1).kill()
+    return request.param
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["missing", "refusing"])
-def test_a_verb_waits_for_a_service_that_starts(short_tmp, request, killed):
-    if killed:
-        assert left_socket(short_tmp).is_socket()
-    verb = request.getfixturevalue("status")
+STATUS = ("--service-wait", LONG, "status")
+WAIT = ("wait", "0", "--timeout", LONG)  # its own timeout is longer than that of the other verbs
+
+
+@pytest.mark.parametrize(
+    ("killed", "verb", "says"),
+    [(False, STATUS, "GPU  "), (True, STATUS, "GPU  "), (False, WAIT, "GPU 0 ")],
+    ids=["missing", "refusing", "wait"],
+    indirect=["killed", "verb"],
+)
+def test_a_verb_waits_for_a_service_that_starts(short_tmp, killed, verb, says):
     socket = short_tmp / "run" / "admin.sock"
+    assert socket.is_socket() is killed
     longest = units.format_duration(WITHIN)
     assert verb.stderr.readline() == f"autoclave: waiting at most {longest} for the scrub service at {socket}\n"
     service = Service(short_tmp, 1)
     shown, more = verb.communicate()
     service.stop()
     assert verb.returncode == 0
-    assert shown.startswith("GPU")
+    assert shown.startswith(says)
     assert more == ""
 
 

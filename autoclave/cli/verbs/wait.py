@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -38,12 +39,15 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
 
     Starts no scrub. Survives a restart of the service. Exit code 0 when all GPUs are, 5 when the time is over: stderr
     then says for each GPU in which state it is, and why. Exit code 3 when the service does not answer at the beginning
-    or at the end.
+    or at the end. A service that is still starting has until the end of --timeout, unless you set --service-wait.
     """
     every = every or gpus is options.ALL
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
-    devices, missing = service_call.ask(run_dir, lambda admin: _wait(admin, gpus, goal, timeout, run_dir))
+    began = time.monotonic()  # the start of the service is part of the time
+    devices, missing = service_call.ask(
+        run_dir, lambda admin: _wait(admin, gpus, goal, timeout, run_dir, began), timeout
+    )
     if output != "text":
         items = []
         for device in devices:
@@ -63,7 +67,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
 
 
 async def _wait(
-    admin: admin_client.AdminClient, gpus: tuple[str, ...], goal: str, within: float, run_dir: Path
+    admin: admin_client.AdminClient, gpus: tuple[str, ...], goal: str, within: float, run_dir: Path, began: float
 ) -> tuple[tuple[views.DeviceStatus, ...], dict[str, views.DeviceStatus]]:
     """The GPUs, and those that have not reached the goal in time, by UUID and as they are now."""
     devices = (await admin.status(gpus)).devices
@@ -75,7 +79,7 @@ async def _wait(
             human.warn(f"waiting up to {units.format_duration(within)}: GPU {_unlike(device, goal)}")
     uuids = [device.device for device in devices]
     try:
-        async with asyncio.timeout(within):
+        async with asyncio.timeout_at(began + within):
             if missing:
                 await _reached(paths.scrubber_socket(run_dir), uuids, goal)
             missing = []
