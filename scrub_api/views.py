@@ -210,6 +210,7 @@ class DeviceStatus:
     use_counter_kind: str = (
         ""  # the same as ``use_counter`` for a program: fence, files, none, unknown; empty: not asked yet
     )
+    policy_mode: str = ""  # enforce or observe; empty: the service is older than this field
 
     @property
     def name(self) -> str:

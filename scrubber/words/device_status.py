@@ -149,6 +149,7 @@ def device_status(
         job=job_status(job, progress, record.scrubs.usual_seconds, now) if job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
+        policy_mode=policy.mode.value,
         setback=record.scrubs.setback.detail if record.scrubs.setback else "",
         slice=device.slice,
         driver=record.incarnation.driver,

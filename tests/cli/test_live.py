@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -272,6 +273,22 @@ def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
     assert (wait.returncode, err) == (0, "")
     assert re.fullmatch(rf"GPU {gpu} \(GPU-\S+\) is clean\n", out)
     assert output_of(autoclave("wait", gpu, "--timeout", "0s")) == out
+
+
+def test_no_wait_for_a_scrub_that_never_comes(autoclave, short_tmp):
+    service = Service(short_tmp, 2, "--policy", "observe")
+    observed = partial(autoclave, AUTOCLAVE_RUN_DIR=str(service.run_dir))
+    waiting = ("wait", "0", "1", "--timeout", "30s")
+    refused = observed(*waiting)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "cannot wait for GPU 0, 1: " in refused.stderr
+    assert observed(*waiting, "--for", "healthy").exit_code == 0
+    output_of(observed("scrub", "0"))
+    assert "cannot wait for GPU 1: " in observed(*waiting).stderr
+    output_of(observed("simulate", "stall-clears", "1"))
+    output_of(observed("scrub", "1", "--no-wait"))
+    assert observed("wait", "1", "--timeout", "0s").exit_code == 5
+    service.stop()
 
 
 def test_a_wait_is_a_document_of_what_was_reached(autoclave, gpu):

@@ -35,7 +35,7 @@ def test_a_clean_device_shows_its_place_and_receipt():
         device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
         why="clean", memory_bytes=1000, numa_node=1, pci_address="0000:41:00.0", mig=True,
         receipt=device_status.receipt_view(lives.proof(record)),
-        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
+        owner="", job=None, quarantine=None, policy_rule="rule-1", policy_mode="enforce", setback="",
         driver="driver-1", resource="nvidia.com/gpu",
     )  # fmt: skip
     assert (shown(lives.CLEAN).pci_address, shown(lives.CLEAN).numa_node) == ("", None)

@@ -14,7 +14,8 @@ from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, options, service_ca
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.documents import units
-from ground.errors import NotReady, Reason, Unreachable
+from ground.errors import NotReady, Reason, Refused, Unreachable
+from policies.policy_model import Mode
 from scrub_api import admin_client, client, views
 from scrub_api.device_messages import state_words
 
@@ -40,6 +41,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
     Starts no scrub. Survives a restart of the service. Exit code 0 when all GPUs are, 5 when the time is over: stderr
     then says for each GPU in which state it is, and why. Exit code 3 when the service does not answer at the beginning
     or at the end. A service that is still starting has until the end of --timeout, unless you set --service-wait.
+    Exit code 1 at once when no scrub follows for a GPU, because its policy has `mode: observe`.
     """
     every = every or gpus is options.ALL
     if bool(gpus) is every:
@@ -77,6 +79,12 @@ async def _wait(
     if missing and sys.stderr.isatty():
         for device in missing:
             human.warn(f"waiting up to {units.format_duration(within)}: GPU {_unlike(device, goal)}")
+    if in_vain := [device for device in missing if goal == "clean" and _is_only_observed(device)]:
+        names = [device.argument for device in in_vain]
+        why = "not clean, and the service scrubs nothing under `mode: observe`"
+        raise Refused(
+            Reason.NOT_READY, f"cannot wait for GPU {', '.join(names)}: {why}", f"`autoclave scrub {' '.join(names)}`"
+        )
     uuids = [device.device for device in devices]
     try:
         async with asyncio.timeout_at(began + within):
@@ -111,6 +119,12 @@ async def _reached(socket: Path, uuids: Collection[str], goal: str) -> None:
 
 def _is(device: views.DeviceStatus, goal: str) -> bool:
     return device.healthy if goal == "healthy" else device.state == "clean"
+
+
+def _is_only_observed(device: views.DeviceStatus) -> bool:
+    """Whether the service begins no scrub of the device, and none runs that somebody has begun."""
+    observes = device.policy_mode == Mode.OBSERVE.value
+    return observes and device.job is None and device.quarantine is None  # a probation may end a quarantine
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
