@@ -47,11 +47,15 @@ class Pods:
     _has_namespace: bool = False
 
     def expect(self) -> None:
-        """ContainerFailed if the account lacks a right, or the cluster what the flags name. Nothing is made."""
+        """ContainerFailed if the account lacks a right, or the cluster what the flags name. Nothing is made.
+
+        Tells at once why the owner must wait.
+        """
         claim = CLAIM_RIGHTS if self.cluster.device_class else ()
         inside = places.can_i(self.own.namespace, (*RIGHTS_INSIDE, *claim))
         expect_rights(places.can_i("", RIGHTS) | inside, "docs/access.md")
-        expect_offers(self.cluster)
+        if why := expect_offers(self.cluster):
+            self.tell(f"owner waits: {why}")
 
     def begin(self) -> None:
         """Make the namespace with its quota, and find out whether a plain pod may be root."""

@@ -72,6 +72,7 @@ class Node:
     gpus: list[str] = field(default_factory=lambda: ["gpu0"])
     offers: dict[str, list[str]] = field(default_factory=lambda: {"node": ["node-1"], "deviceclass": ["gpu.example"]})
     capacity: dict[str, str] = field(default_factory=lambda: {"cpu": "2", "nvidia.com/gpu": "4"})  # of the node
+    healthy: dict[str, str] = field(default_factory=lambda: {"cpu": "2", "nvidia.com/gpu": "4"})  # of the capacity
     hides: bool = False  # the account may not read nodes and device classes
     unplaced: dict[str, str] = field(default_factory=dict)  # of a role: why the scheduler finds no node for its pod
     odd: dict[str, str] = field(default_factory=dict)  # of a role: a program in the place of the probe
@@ -152,7 +153,7 @@ class Node:
                 if name not in self.offers[kind]:
                     return 1, "", f'Error from server (NotFound): {kind} "{name}" not found\n', []
                 info = {"kubeletVersion": "v1.37.0", "containerRuntimeVersion": "containerd://2.1", "osImage": "Debian"}
-                status = {"nodeInfo": info, "capacity": self.capacity}
+                status = {"nodeInfo": info, "capacity": self.capacity, "allocatable": self.healthy}
                 return 0, json.dumps({"metadata": {"name": name}, "status": status}), "", []
             case ["kubectl", "version", "--output=json"]:
                 return 0, json.dumps({"serverVersion": {"gitVersion": "v1.37.0"}}), "", []

@@ -240,6 +240,16 @@ def test_a_flag_that_names_what_is_not_there_is_named(node, flags, why):
     pods(**flags).expect()
 
 
+@pytest.mark.parametrize("healthy", [0, 1, 2])
+def test_the_owner_waits_aloud_for_healthy_gpus(node, healthy):
+    """They are waited for: a scrub may end soon."""
+    said: list[str] = []
+    node.healthy = {"nvidia.com/gpu": str(healthy)}
+    pods(count=2, tell=said.append).expect()
+    waits = f"owner waits: {healthy} of the 4 nvidia.com/gpu on the node node-1 are healthy, "
+    assert [line.startswith(waits) for line in said] == [True] * (healthy < 2)
+
+
 def test_an_owner_without_a_node_ends_the_run_early(node, monkeypatch):
     monkeypatch.setattr(kubernetes, "PLACED_WITHIN", 1.0)
     said: list[object] = []
