@@ -28,6 +28,15 @@ def expect_program(program: str) -> None:
         )
 
 
+def expect_daemon(program: str) -> None:
+    """FatalError if docker, or a program that takes the same commands, does not answer this user."""
+    if (done := asked([program, "ps", "--quiet"])).returncode:
+        raise FatalError(
+            f"cannot start containers: {program} does not answer: {_last_line(done)}",
+            "start its daemon, or run the command as a user whom it serves",
+        )
+
+
 def run(command: Sequence[str]) -> None:
     """Run a command of the launcher (docker, kubectl, srun); ContainerFailed if it fails."""
     done = asked(command)
@@ -75,5 +84,8 @@ def expect_rights(rights: Mapping[str, Sequence[str]], page: str) -> None:
 
 
 def _unlike_success(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> ContainerFailed:
-    last = done.stderr.strip().rpartition("\n")[2] or "it wrote nothing"
-    return ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {last}")
+    return ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {_last_line(done)}")
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.strip().rpartition("\n")[2] or "it wrote nothing"

@@ -24,6 +24,7 @@ from tests.cli.on_machine import needs_namespace
 
 ROOT = Path(__file__).parents[2]
 ON_PODMAN = ("--on", "podman", "--image", "ours:1", "--gpu", "/dev/gpu0", "--nodes", NODES)
+ON_DOCKER = ("--on", "docker", "--image", "ours:1")
 ON_KUBERNETES = ("--image", "ours:1", "--node", "node-1", "--nodes", NODES)
 
 
@@ -114,19 +115,25 @@ SAID = f"`kubectl auth can-i create namespaces` ended with status 1: {REFUSED}"
 KUBECONFIG = "set KUBECONFIG, or choose another context with `kubectl config use-context`"
 
 
+NO_DAEMON = "Cannot connect to the Docker daemon at unix:///run/docker.sock. Is the docker daemon running?"
+START_IT = "start its daemon, or run the command as a user whom it serves"
+
+
 @pytest.mark.parametrize(
-    ("kubectl", "why"),
+    ("flags", "program", "says", "why"),
     [
-        ("", "cannot start containers: kubectl is not in PATH; install it, or add its directory to PATH"),
-        (f"#!/bin/sh\necho '{REFUSED}' >&2; exit 1\n", f"cannot start pods: no cluster answers: {SAID}; {KUBECONFIG}"),
+        (ON_KUBERNETES, "kubectl", "",
+         "cannot start containers: kubectl is not in PATH; install it, or add its directory to PATH"),
+        (ON_KUBERNETES, "kubectl", REFUSED, f"cannot start pods: no cluster answers: {SAID}; {KUBECONFIG}"),
+        (ON_DOCKER, "docker", NO_DAEMON, f"cannot start containers: docker does not answer: {NO_DAEMON}; {START_IT}"),
     ],
-    ids=["no kubectl", "no cluster"],
-)
-def test_without_a_cluster_one_sentence_says_what_to_do(tmp_path, kubectl, why):
-    if kubectl:
-        (tmp_path / "kubectl").write_text(kubectl)
-        (tmp_path / "kubectl").chmod(0o755)
-    command = [sys.executable, "-m", "autoclave", "access", "run", "--to", str(tmp_path / "out"), *ON_KUBERNETES]
+    ids=["no kubectl", "no cluster", "no daemon"],
+)  # fmt: skip
+def test_without_a_place_one_sentence_says_what_to_do(tmp_path, flags, program, says, why):
+    if says:
+        (tmp_path / program).write_text(f"#!/bin/sh\necho '{says}' >&2; exit 1\n")
+        (tmp_path / program).chmod(0o755)
+    command = [sys.executable, "-m", "autoclave", "access", "run", "--to", str(tmp_path / "out"), *flags]
     variables = os.environ | {"PATH": str(tmp_path)}
     run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (2, "", f"autoclave: {why}\n")

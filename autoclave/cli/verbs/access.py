@@ -20,7 +20,7 @@ from access.ways import BY_NAME, PLAIN, WAYS, Place
 from autoclave.cli import ENVIRONMENT, INTERRUPTED, Group, options
 from autoclave.cli.output import human
 from containers import result_directory
-from containers.commands import ContainerFailed, expect_program
+from containers.commands import ContainerFailed, expect_daemon, expect_program
 from ground import calendar_time
 from ground.errors import FatalError
 from ground.quantities import quantity
@@ -138,6 +138,8 @@ def run(on: Place, nodes: str, to: Path | None, dry_run: bool, **chosen: Unpack[
         click.echo(containers.preview(), nl=False)
         return CLOSED
     expect_program(PROGRAMS[on])
+    if on in DOCKERS:
+        expect_daemon(PROGRAMS[on])
     if isinstance(containers, Pods):
         try:
             containers.expect()

@@ -16,7 +16,7 @@ import click
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, options
 from autoclave.cli.output import human
 from containers import result_directory
-from containers.commands import ContainerFailed, expect_program, expect_rights
+from containers.commands import ContainerFailed, expect_daemon, expect_program, expect_rights
 from ground import calendar_time
 from ground.errors import FatalError
 from remnant import judge, launchers, result_files
@@ -269,6 +269,8 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
         raise click.UsageError("--resource has no effect with --claim-template: a pod uses only one of them")
     if program := PROGRAMS.get(on):
         expect_program(program)
+    if on is Place.DOCKER:
+        expect_daemon("docker")
     launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
     for how in set(chosen["ending"]) - set(launcher.endings):
         possible = ", ".join(each.value for each in launcher.endings)
