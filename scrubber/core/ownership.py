@@ -111,7 +111,8 @@ def needs_assignment(owner: Owner | None, facts: Facts) -> bool:
     """Whether only the kubelet's checkpoint can show that the recorded owner no longer owns the device."""
     if owner is None or owner.container is None:
         return False
-    return owner.unannounced or not owner.seen or all_holders_hang(facts)
+    others_stay = facts.owner_alive is False and live_container(facts.holders or ()) is not None
+    return owner.unannounced or not owner.seen or all_holders_hang(facts) or others_stay
 
 
 def confirmed_by_assignment(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:

@@ -64,9 +64,13 @@ def _why_abandoned(record: Record, facts: Facts, now: Moment) -> str:
 
 
 def _why_over(record: Record, owner: Owner, facts: Facts, now: Moment) -> str:
-    """Why the tenancy of this owner is over; empty while it is not, and while any container uses the device."""
+    """Why the tenancy of this owner is over; empty while it is not, and while a container uses the device.
+
+    A container of none of the pods that the kubelet's checkpoint names has opened the device of somebody else: it does
+    not keep a tenancy whose owner is gone.
+    """
     if ownership.live_container(facts.holders or ()) is not None:
-        return ""
+        return OWNER_GONE if _only_others_are_left(record, owner, facts) else ""
     if _is_bystander_now(record, owner, facts):
         return "it was not granted, and its owner is a bystander by the policy in force"
     # If the checkpoint names another pod, keep the grant: that pod may still start, unannounced after a kubelet
@@ -85,6 +89,13 @@ def _why_over(record: Record, owner: Owner, facts: Facts, now: Moment) -> str:
     if record.health.ailment is not None:
         return "it is sick and no process uses it"
     return "it was asked for and no process uses it" if facts.withheld else ""
+
+
+def _only_others_are_left(record: Record, owner: Owner, facts: Facts) -> bool:
+    assigned = facts.assigned_pods
+    if owner.unannounced or assigned is None or not _owner_is_gone(record, facts):
+        return False
+    return all(holder.container not in assigned for holder in facts.holders or ())
 
 
 def _is_bystander_now(record: Record, owner: Owner, facts: Facts) -> bool:

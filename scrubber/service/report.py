@@ -183,8 +183,9 @@ class StatusReporter:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += tuple(self._listed_in_vain(record, found, pods))
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
-        shown = (self._holder_view(record, it, pods, foreign=it in others) for it in holders)
-        device = replace(device, holders=tuple(shown))
+        shown = tuple(self._holder_view(record, it, pods, foreign=it in others) for it in holders)
+        device = replace(device, holders=shown)
+        advice += tuple(device_status.kept_by_exempt(shown)) if blocked else ()
         entries = await self.history.of_present_state(uuid)
         advised = set(holders) if blocked else set()  # the advice names them already
         is_owned, is_out = record.state in (State.GRANTED, State.IN_USE), record.state is State.QUARANTINED

@@ -553,6 +553,13 @@ def _if_monitors(pods: Iterable[str], namespaces: Namespaces) -> Iterator[str]:
         yield f"unless that monitor is NVIDIA's, {also}add {each}:PATH to evict.bystanders, or it keeps the GPU out"
 
 
+def kept_by_exempt(holders: Iterable[views.HolderView]) -> Iterator[str]:
+    """What to do about programs that block a scrub, although the policy lets them open the device."""
+    if names := ", ".join(process_names.describe(it.command, it.pid) for it in holders if it.exempt):
+        keeps = f"{names} may open the GPU, but counts as no bystander, and so keeps it from others"
+        yield f"{keeps}: `autoclave fence plan` says what to add to evict.bystanders"
+
+
 def ends(holders: Sequence[Holder], pods: Mapping[str, str], units: Mapping[Holder, str] = NO_UNITS) -> Iterator[str]:
     """How to end these processes.
 

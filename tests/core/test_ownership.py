@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import owners, ownership
 from scrubber.core.model import Holder, Owner
 from tests.core import lives
-from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live, rows
+from tests.core.lives import LEFTOVER, NOW, OF_A, OF_B, A, B, facts, later, live, rows
 
 HANGS = Holder(41, 100.0, "python", A, "D")
 NEEDS_CHECKPOINT = rows(
@@ -29,6 +29,8 @@ NEEDS_CHECKPOINT = rows(
 @pytest.mark.parametrize(("owner", "holders", "needed"), NEEDS_CHECKPOINT)
 def test_the_checkpoint_is_read_only_where_nothing_else_can_tell(owner, holders, needed):
     assert ownership.needs_assignment(owner, facts(holders)) is needed
+    assert not ownership.needs_assignment(Owner(A, NOW, seen=True), facts((LEFTOVER,), alive=False))
+    assert ownership.needs_assignment(Owner(A, NOW, seen=True), facts((OF_B,), alive=False)), "is it the next owner?"
 
 
 def test_a_tenancy_without_announced_starts_begins_with_its_first_grant():

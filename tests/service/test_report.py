@@ -422,6 +422,8 @@ async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     monkeypatch.setattr(guard, "_sources", sources)
     await asyncio.sleep(3)
     [holder] = (await world.life.reporter.status([device])).devices[0].holders
+    advice = " ".join((await world.life.reporter.explain(device)).advice)
+    assert ("but counts as no bystander" in advice) is holder.exempt
     unit = "/x.service" if who == "an exempt unit" else ""
     assert (holder.exempt, holder.place) == (exempt and who != "an exempt owner", unit)
 
