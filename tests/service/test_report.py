@@ -402,6 +402,23 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
         await asyncio.sleep(5)
 
 
+@pytest.mark.parametrize("given", [(), ("uid-9",)], ids=["to nobody", "to it"])
+async def test_a_monitor_that_stays_does_not_keep_the_tenancy(begin, given):
+    """The pod has ended: unless the kubelet gave the device to the monitor, nobody else may be sent to it."""
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
+    device, tenant = world.uuids[0], "pod-a"
+    await asyncio.sleep(1.0)
+    await world.acquire(tenant, device, announced=True)
+    await world.begin(tenant, device)
+    await asyncio.sleep(3)
+    world.foreign(device, "monitor", "uid-9")
+    written_down(world, **{pod: [device] for pod in given})
+    world.node.end_container(tenant)
+    await asyncio.sleep(5)
+    said = (await world.life.reporter.explain(device)).device
+    assert (said.state, said.healthy) == (("in_use", True) if given else ("dirty", False))
+
+
 @pytest.mark.parametrize("who", ["an exempt pod", "another pod", "an exempt unit", "another unit", "an exempt owner"])
 async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     """It keeps the device out, also if it opened it before anybody counted."""
