@@ -309,7 +309,7 @@ def test_gpus_are_named_alike_in_every_verb(words, names):
 def test_the_word_all_is_the_flag(monkeypatch, verb):
     asked: list[object] = []
 
-    def ask(_run_dir, question) -> tuple[list[object], dict[str, object]]:
+    def ask(_run_dir, question, *_) -> tuple[list[object], dict[str, object]]:
         asked.append(question)
         return [], {}
 

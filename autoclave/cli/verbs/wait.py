@@ -15,7 +15,6 @@ from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.documents import units
 from ground.errors import NotReady, Reason, Refused, Unreachable
-from policies.policy_model import Mode
 from scrub_api import admin_client, client, views
 from scrub_api.device_messages import state_words
 
@@ -123,8 +122,9 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 def _is_only_observed(device: views.DeviceStatus) -> bool:
     """Whether the service begins no scrub of the device, and none runs that somebody has begun."""
-    observes = device.policy_mode == Mode.OBSERVE.value
-    return observes and device.job is None and device.quarantine is None  # a probation may end a quarantine
+    return (
+        device.policy_mode == "observe" and device.job is None and device.quarantine is None
+    )  # a probation may end a quarantine
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
