@@ -38,6 +38,7 @@ DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
 OPENER = views.OpenerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
+BEFORE = " by an earlier mode; the mode "
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
@@ -378,14 +379,23 @@ def test_an_opener_is_named_with_what_lets_it_in(pod, would, where):
         ({"pod": "site/x", "refused": 3, "opened": NOW - 31}, "hold",
          "were let through at that time; the mode hold refuses them now (3 times so far); at least 4 open attempts"),
         ({"pod": "site/x", "refused": 3, "opened": NOW - 30}, "hold", "were refused 3 times, but not each time"),
-        ({"pod": "site/x", "refused": 3, "opened": NOW - 31}, "watch", "were refused 3 times, but not each time"),
+        ({"pod": "site/x", "refused": 3}, "watch",
+         f"were refused 3 times{BEFORE}watch lets them through now, and `fence: {{mode: hold}}` would refuse them; at"),
+        ({"refused": 4}, "watch",
+         f"was refused{BEFORE}watch lets it through now, and `fence: {{mode: refuse}}` would refuse it; at least 4"),
+        ({"place": "container:0a", "refused": 4}, "hold", f"was refused{BEFORE}hold lets it through now, and `fence: "),
+        ({"place": "", "last": NOW - 60, "refused": 4}, "hold", "and was refused; at least 4"),
+        ({"refused": 4}, views.OPEN_TO_ALL, "and was refused; at least 4"),
     ],
-    ids=["of the host", "of a pod", "and refused since", "let through since", "the mode lets it through"],
+    ids=[
+        "of the host", "of a pod", "and refused since", "let through since", "let through again", "refused each time",
+        "let in by hold", "perhaps a pod", "open to all",
+    ],
 )  # fmt: skip
 def test_a_finding_is_about_the_mode_in_force(asked, mode, did):
     devices = (replace(GPU, fence=mode, openers=(replace(OPENER, **asked),)),)
     facts = stands(answer=views.Status(devices, replace(SERVICE, started=NOW - 90, policy_since=NOW - 30)))
-    [found] = finding_of(facts, "fence")
+    found, *_ = finding_of(facts, "fence")
     assert did in found.text, found
 
 
@@ -519,13 +529,15 @@ def test_a_program_that_asked_for_many_gpus_is_one_finding():
     )
     assert one.text.startswith(
         "processes of /system.slice/telegraf.service asked for GPU 5 (GPU-5), which was not given to them, and were "
-        "refused 2 times, but not each time; at least 4 open attempts"
+        f"refused 2 times{BEFORE}watch lets them through now, and `fence: {{mode: refuse}}` would refuse them; "
+        "at least 4 open attempts"
     )
 
 
 def test_refusals_on_several_gpus_are_added():
     [found] = finding_of(two_gpus_of(replace(OPENER, refused=4), replace(OPENER, refused=2, last=NOW - 5)), "fence")
-    assert "were refused 6 times, but not each time; at least 8 open attempts" in found.text
+    assert f"were refused 6 times{BEFORE}" in found.text
+    assert "; at least 8 open attempts" in found.text
 
 
 def test_programs_whose_place_tells_nothing_have_findings_of_their_own():

@@ -265,6 +265,12 @@ def _refused(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) ->
     return not opener.exempt and any(device.fence in refusing for device in devices)
 
 
+def _let_in(opener: views.OpenerView, devices: Iterable[views.DeviceStatus]) -> bool:
+    """Whether the fence lets it in, as it stands now. Under `hold`, that takes a place which is known to be no pod."""
+    hold = {FenceMode.HOLD.value} if opener.place and not opener.in_pod else set[str]()
+    return all(device.fence in {FenceMode.WATCH.value, views.WATCHES_ONLY, *hold} for device in devices)
+
+
 def _hold_lets_in(opener: views.OpenerView, devices: Iterable[views.DeviceStatus], policy_since: float) -> bool:
     """Whether it is a program of the host, and its GPUs are kept from pods alone: the policy wants it so.
 
@@ -296,7 +302,8 @@ def _opener(
     namespace = opener.pod.partition("/")[0]
     mode = FenceMode.HOLD if opener.in_pod else FenceMode.REFUSE
     now = ", ".join(sorted({device.fence for device in devices}))
-    did = f"was let through (mode {now}); `fence: {{mode: {mode.value}}}` would refuse {them}"
+    would = f"`fence: {{mode: {mode.value}}}` would refuse {them}"
+    did = f"was let through (mode {now}); {would}"
     if _refused(opener, devices):
         did = f"was let through at that time; the mode {now} refuses {them} now"
     did = "was refused" if opener.refused else did
@@ -305,6 +312,9 @@ def _opener(
         if opener.opened < policy_since and _refused(opener, devices):
             did = f"were let through at that time; the mode {now} refuses them now"
             did += f" ({quantity(opener.refused, 'time')} so far)"
+    if opener.refused and _let_in(opener, devices):
+        was = f"were refused {quantity(opener.refused, 'time')}" if opener.refused_in_part else "was refused"
+        did = f"{was} by an earlier mode; the mode {now} lets {them} through now, and {would}"
     remedy = f"{views.UNIT_OF_ITS_OWN}. Name it" if opener.in_session else "name its unit"
     remedy += " in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
     remedy += "already, its control group is younger than those of pods, and systemd does not say that it started the "
