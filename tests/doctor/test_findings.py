@@ -197,6 +197,7 @@ SERVICES = [
             ("device", gpu(60.1, state=state, healthy=False, receipt=None), WARNING, "for more than 60 seconds"),
             # Each try begins its time in that state anew: no clock would ever show that it has been out for hours.
             ("device", gpu(1.0, state=state, healthy=False, setback="used by x"), WARNING, "not offered: used by x"),
+            ("device", gpu(1.0, state=state, setback="used by x"), WARNING, f"GPU 3 (GPU-1) is {state}: used by x"),
         )
     ),
     *(

@@ -349,7 +349,8 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[Finding]:
     if out is not None:
         yield warning(f"{gpu} is quarantined: {out.reason}: {out.detail}", f"{see} and what to do")
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
-        yield warning(f"{gpu} is {state_words(device.state)} and not offered: {device.setback}", see)
+        but = "" if device.healthy else " and not offered"
+        yield warning(f"{gpu} is {state_words(device.state)}{but}: {device.setback}", see)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
         yield warning(f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", see)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
