@@ -60,7 +60,7 @@ class Killed:
 
 async def stand_by(program: ServiceProgram) -> None:
     """Start it beside another one. Return when it waits."""
-    waiting = '"waiting for another plugin of this node to stop"'
+    waiting = '"waiting for another plugin of Autoclave on this node to stop"'
     before = program.log.read_text().count(waiting) if program.log.exists() else 0
     await program.start()
     while program.log.read_text().count(waiting) == before:  # noqa: ASYNC110 - a line in a file is no event

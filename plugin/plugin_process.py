@@ -112,7 +112,7 @@ async def _turn(chosen: Config, counters: PluginCounters, tasks: asyncio.TaskGro
 
     def waits() -> None:
         counters.standby = True
-        logger.info("waiting for another plugin of this node to stop", directory=str(chosen.kubelet_dir))
+        logger.info("waiting for another plugin of Autoclave on this node to stop", directory=str(chosen.kubelet_dir))
 
     turn = Turn(chosen.kubelet_dir)
     try:

@@ -93,7 +93,8 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 tasks.create_task(self._find_bypass(), name="search for a way around this plugin")
                 while True:
                     async with endpoint.serve(self.socket, add) as served:
-                        logger.info("waiting for the vendor's plugin", socket=str(self.socket))
+                        waits_for = "waiting for the vendor's plugin, whose KUBELET_SOCKET must name this socket"
+                        logger.info(waits_for, socket=str(self.socket))
                         await self._until_renewal(served)
         finally:
             for resource in list(self._plugins):

@@ -90,6 +90,9 @@ def plugin(*found, writable=False):
     return stands(kubelet_dir_writable=writable, plugin=Sockets("/d", found))
 
 
+AHEAD = stands(plugin=Sockets("/d"), in_front="/d/v/kubelet.sock")
+
+
 def rival(fault=None, **changes):
     return stands(rivals=Sockets("/d", (Socket(RIVAL, fault),)), **changes)
 
@@ -335,6 +338,8 @@ NODES = [
     ("plugin-dir", plugin(), WARNING, "cannot write"),
     ("plugin-dir", plugin(Socket(PLUGIN, DENIED)), WARNING, "cannot write"),
     ("plugin-dir", plugin(Socket(PLUGIN)), OK, ""),
+    ("plugin", plugin(), BROKEN, "no device plugin serves in /d: no pod gets a GPU"),
+    ("plugin", AHEAD, BROKEN, "has registered at /d/v/kubelet.sock"),
     ("rival-plugin", FACTS, OK, "no other plugin"),
     ("rival-plugin", rival(CheckFault("", dead=True)), OK, "no other plugin"),
     ("rival-plugin", rival(DENIED), BROKEN, "cannot tell"),
@@ -633,6 +638,8 @@ REMEDIES = [
     ("receipts", stands(receipt_key=CheckFault(WORDED, remedy="restore it")), "restore it"),
     ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
+    ("plugin", plugin(), "start `autoclave plugin`, or read its log"),
+    ("plugin", AHEAD, "set KUBELET_SOCKET of NVIDIA's plugin to /d/v/k"),
     ("reset", two_gpus((DCGM,)), "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false"),
 ]
 

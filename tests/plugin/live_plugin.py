@@ -23,12 +23,12 @@ from plugin.stopping import InFlight
 from tests.patience import WITHIN
 
 # Lines of the log that several tests wait for.
-STANDING_BY = "waiting for another plugin of this node to stop"
+STANDING_BY = "waiting for another plugin of Autoclave on this node to stop"
 FOLLOWED = "the kubelet follows this plugin"
 NO_DIRECTORY = "waiting for the directory of the kubelet"
 NO_KUBELET = "waiting for the kubelet"
 NO_SERVICE = "waiting for the scrub service"
-NO_VENDOR = "waiting for the vendor's plugin"
+NO_VENDOR = "waiting for the vendor's plugin, whose KUBELET_SOCKET must name this socket"
 TAKEN_OVER = "the vendor's list is taken over"
 LIST_ENDED = "the list of the vendor's plugin ended"
 

@@ -87,7 +87,11 @@ def plugin(node: Node) -> Iterator[Finding]:
         return
     if not sockets.found:
         text = f"no device plugin serves in {sockets.directory}: no pod gets a GPU through Autoclave"
-        yield broken(text, "start `autoclave plugin`, or read its log if it runs")
+        remedy = "start `autoclave plugin`, or read its log if it runs"
+        if front := kubelet_facts.in_front(node):  # so `autoclave plugin` runs, and serves what registers with it
+            text += f", because no plugin of a vendor has registered at {front}"
+            remedy = f"set KUBELET_SOCKET of NVIDIA's plugin to {front}; if it is set, read the logs of both plugins"
+        yield broken(text, remedy)
         return
     alive = any(socket.fault is None for socket in sockets.found)
     for socket in sockets.found:
