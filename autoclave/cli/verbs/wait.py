@@ -121,7 +121,10 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 
 def _is_only_observed(device: views.DeviceStatus) -> bool:
-    """Whether the service begins no scrub of the device, and none runs that somebody has begun."""
+    """Whether the service begins no scrub of the device, and none runs that somebody has begun.
+
+    A probation may still end a quarantine.
+    """
     return (
         device.policy_mode == "observe" and device.job is None and device.quarantine is None
     )  # a probation may end a quarantine
