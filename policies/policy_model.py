@@ -25,7 +25,7 @@ from policies.values import ScrubPath
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-PATH = re.compile(r"(/[^/:*\s]+)+")
+PATH = re.compile(r"(/[^/:\s]+)+")
 BYSTANDER = re.compile(f"({NAMESPACE.pattern}:)?{PATH.pattern}")
 _LETTER = r"[A-Za-z0-9:_.@\\-]"  # of the name of a unit, or of a control group
 UNIT = re.compile(
@@ -133,9 +133,7 @@ check_unit = _plain(
     "/podruntime/runtime",
 )
 _check_bystander = _plain(
-    BYSTANDER,
-    "[NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter; no * stands for several "
-    "programs, so write an entry for each program",
+    BYSTANDER, "[NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter"
 )
 
 
