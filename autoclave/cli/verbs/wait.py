@@ -125,9 +125,7 @@ def _is_only_observed(device: views.DeviceStatus) -> bool:
 
     A probation may still end a quarantine.
     """
-    return (
-        device.policy_mode == "observe" and device.job is None and device.quarantine is None
-    )  # a probation may end a quarantine
+    return device.policy_mode == "observe" and device.job is None and device.quarantine is None
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
