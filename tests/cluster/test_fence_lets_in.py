@@ -90,6 +90,21 @@ async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(cluster, autoc
         await autoclave.devices(lambda device, before=before: device.state == "clean" and device.receipt != before, 0)
 
 
+async def test_an_exempt_pod_that_stays_keeps_no_tenancy(cluster, autoclave) -> None:
+    """The tenant has ended: its GPUs must not look free to the scheduler while another pod has one of them open."""
+    await cluster.hold("tenant", gpus=4)
+    number = layout.places(SIMULATED)[0].memory.stat().st_rdev
+    opens = container("-open", "/gpu", "-number", str(number), "-for", "1h", gpus=0)
+    opens |= {"securityContext": {"privileged": True}}
+    pod = {"metadata": {"name": "monitor", "namespace": EXEMPT}, "spec": cluster.spec(opens)}
+    await cluster.client.create(Pod.from_dict(pod), namespace=EXEMPT)
+    await cluster.said("monitor", "OPENED")
+    await cluster.delete("tenant")
+    await autoclave.devices(lambda device: device.state == "dirty" and not device.healthy, 0)
+    await cluster.client.delete(Pod, "monitor", grace_period=0, namespace=EXEMPT)
+    await autoclave.clean()
+
+
 @pytest.mark.parametrize("quality", QUALITIES)
 async def test_a_listed_program_in_a_pod_is_a_bystander(cluster, quality) -> None:
     """The runtime's own files name its pod. In a namespace of processes as here, no service can look up who asks."""
