@@ -21,7 +21,6 @@ from policies.policy_model import Evict, Policy
 from scrub_api import views
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import absence, reset_domains, states
-from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.core.record import Record
 from scrubber.devices.base import Address, Backend, DeviceHandling
@@ -194,11 +193,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     accepted: list[Loaded] = []
 
     def load(opened: SqliteStore) -> None:
-        """Treat rows that contradict the state table like damaged ones."""
-        try:
-            accepted.append(opened.load(states.replay))
-        except IllegalEventError as error:
-            raise ledger_rows.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
+        accepted.append(opened.load(states.replay))
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
     opened, aside = opening.open_or_set_aside(path, clock.now(), load, run_head)

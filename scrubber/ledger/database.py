@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from ground.errors import FatalError, LedgerUnavailable
-from scrubber.core.events import LedgerEntry
+from scrubber.core.events import IllegalEventError, LedgerEntry
 from scrubber.core.record import Record
 from scrubber.ledger import compaction, ledger_rows, older, tree
 from scrubber.ledger.compaction import Batch, Fold, Snapshot
@@ -289,6 +289,13 @@ def load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Load
     recent = deque[LedgerEntry](maxlen=REMEMBERED)
     while part := tuple(islice(checked, AT_ONCE)):
         entries = ledger_rows.entries(part)
-        records, count = fold(records, entries), count + len(entries)
+        records, count = _folded(fold, records, entries), count + len(entries)
         recent.extend(entries)
     return Loaded(records, count, tuple(recent), Head.of(tree_of(connection)))
+
+
+def _folded(fold: Fold, records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
+    try:
+        return fold(records, entries)
+    except IllegalEventError as error:
+        raise CorruptLedgerError(f"cannot replay the ledger: {error}") from error

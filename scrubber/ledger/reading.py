@@ -15,10 +15,12 @@ from pathlib import Path
 from ground import private_files
 from ground.errors import FatalError, joined
 from ground.quantities import quantity
-from scrubber.core import states
+from scrubber.core import events, states
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import DeviceInfo
 from scrubber.core.record import Record
 from scrubber.ledger import compaction, database, entry_queries, ledger_rows, tree
-from scrubber.ledger.compaction import Batch, Snapshot
+from scrubber.ledger.compaction import Batch, Fold, Snapshot
 from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.ledger_rows import CorruptLedgerError, Mark
@@ -28,6 +30,7 @@ from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.note import Checkpoint, log_name
 
+_DESCRIBES = frozenset(ledger_rows.KINDS[event] for event in (events.Discovered, events.Described))
 LOST = "keep these files: the next start of the service sets them aside, and then knows no quarantine and no owner"
 
 
@@ -170,11 +173,15 @@ class Audit:
     left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
 
 
-def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
+def _no_fold(records: tuple[Record, ...], _: Sequence[LedgerEntry]) -> tuple[Record, ...]:
+    return records
+
+
+def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = _no_fold) -> Audit:
     """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.
 
     ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
-    Those of other nodes are left out.
+    Those of other nodes are left out. ``fold``: ``states.replay`` also finds rows that contradict each other.
     """
     paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
     count, last, head, broken, complete_from, vouched, node, ours = 0, 0, None, None, 1, 0, "", set[str]()
@@ -192,6 +199,8 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
                 ledger_rows.decode_records(snapshot.records)
                 tree.check_folded(connection, snapshot)
                 complete_from = _check_complete(connection, snapshot)
+                _check_devices(connection, snapshot)
+            database.load(connection, noted, fold)
             node = _node(connection)
             ours = _ours(connection, last, held, node)
             for checkpoint in held:
@@ -274,6 +283,8 @@ def _check_complete(connection: sqlite3.Connection, snapshot: Snapshot) -> int:
 
     A deleted row of an older version does not say what it was. No such row follows one of this version.
     """
+    if any(batch.cut > snapshot.cut for batch in snapshot.batches):
+        raise CorruptLedgerError("a batch of evidence has rows that were not folded")
     first = complete_from = snapshot.dropped + 1
     of_older = True
     for cut in (*(batch.cut for batch in snapshot.batches), snapshot.cut):
@@ -291,3 +302,15 @@ def _check_complete(connection: sqlite3.Connection, snapshot: Snapshot) -> int:
         compaction.check_complete(tuple(kept.values()), deleted)
         first = cut + 1
     return complete_from
+
+
+def _check_devices(connection: sqlite3.Connection, snapshot: Snapshot) -> None:
+    """CorruptLedgerError if the snapshot describes a device otherwise than the newest row about that."""
+    described = dict[str, DeviceInfo]()
+    for row in database.evidence(connection):
+        if row.kind in _DESCRIBES and (held := ledger_rows.entry(row)) is not None:
+            described[row.device] = held.event.device  # type: ignore[union-attr] # its kind
+    for record in ledger_rows.decode_records(snapshot.records):
+        if described.get(record.device.uuid, record.device) != record.device:
+            why = f"it describes {record.device.uuid} otherwise than its rows"
+            raise CorruptLedgerError(f"the snapshot is not valid: {why}")

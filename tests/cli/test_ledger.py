@@ -9,6 +9,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
+from scrubber.core.model import ScrubPath, Trigger
 from scrubber.ledger import ledger_rows, opening
 from scrubber.receipts import dsse, key, note, statement
 from scrubber.receipts.note import Checkpoint
@@ -18,7 +19,7 @@ from tests.receipts.signing import WordSigner
 
 NODE, EARLIER, OTHER = WordSigner("node"), WordSigner("earlier"), WordSigner("other")
 OURS, THEIRS = "autoclave/gpu-7", "autoclave/gpu-8"
-ROW = LedgerEntry(0, "GPU-1", lives.NOW, "op", ev.Released("its job has ended"))
+ROW = LedgerEntry(0, "GPU-1", lives.NOW, "op", ev.Discovered(lives.DEVICE, lives.HERE))
 
 
 class Ledger:
@@ -82,9 +83,11 @@ def test_the_node_of_the_receipts_shows_a_second_history(tmp_path, autoclave):
     said = statement.statement(
         vectors.receipt(), lives.DEVICE, vectors.HANDOVER, statement.Program("0.1.0", node="gpu-7"), "", vectors.FENCE
     )
-    receipt = replace(vectors.receipt(), envelope=dsse.envelope(said, NODE))
-    passed = LedgerEntry(0, "GPU-1", lives.NOW, "op", ev.ScrubPassed("job-1", receipt))
-    ledger = Ledger(tmp_path, autoclave, passed)
+    began = ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
+    passed = lives.passed(lives.FIRST_LOOK)
+    passed = replace(passed, receipt=replace(passed.receipt, envelope=dsse.envelope(said, NODE)))
+    rows = (LedgerEntry(0, "GPU-1", lives.NOW, "op", event) for event in (began, passed))
+    ledger = Ledger(tmp_path, autoclave, *rows)
     assert ledger.verify([OTHER], ledger.right(OTHER))[0] == 0
     code, _, err = ledger.verify([EARLIER], ledger.wrong(EARLIER))
     assert (code, "there are two histories" in err) == (1, True)
@@ -112,3 +115,10 @@ def test_a_key_without_a_checkpoint_is_not_used_silently(ledger):
     assert (code, " is intact: " in out) == (0, True)
     assert "--key was not used: only with --checkpoint is it found that an older copy was put back" in err
     assert ledger.verify([])[2] == ""
+
+
+def test_a_row_that_the_next_start_refuses_is_no_intact_ledger(tmp_path, autoclave):
+    """The service would set it aside, and its quarantines would be lost."""
+    released = LedgerEntry(0, "GPU-2", lives.NOW, "op", ev.Released("its job has ended"))
+    code, _, err = Ledger(tmp_path, autoclave, released).verify([])
+    assert (code, "cannot replay the ledger: " in err) == (1, True)

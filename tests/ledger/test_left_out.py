@@ -158,6 +158,27 @@ def test_no_mark_makes_evidence_look_like_a_step(forging, stored):
     assert (broken.seq or 0) in {3, 4}
 
 
+def test_a_snapshot_describes_no_device_otherwise_than_its_rows(forging):
+    """The list of hand-overs takes from there whether a GPU is simulated."""
+    forging.append([("GPU-1", events.Discovered(replace(lives.DEVICE, index=7), lives.HERE)), ("GPU-1", STEP)])
+    forging.store.compact(lambda *_: (lives.CLEAN,), 0, NOW)
+    broken = forging.verify().broken
+    assert broken is not None
+    assert "it describes GPU-1 otherwise than its rows" in broken.why
+
+
+def test_a_batch_ends_with_the_rows_that_were_folded(forging, monkeypatch):
+    """Otherwise rows could be shown twice."""
+    forging.append([("GPU-1", events.LetIn((name,))) for name in "abcd"])
+    honest = compaction.batch
+    with monkeypatch.context() as forged:
+        forged.setattr(compaction, "batch", lambda cut, kept: honest(cut + 1, kept))
+        forging.fold(keep=2)
+    broken = forging.verify().broken
+    assert broken is not None
+    assert "rows that were not folded" in broken.why
+
+
 def test_evidence_that_retention_has_dropped_is_said(forging):
     """The oldest may go, but the audit says up to where."""
     forging.append([("GPU-1", events.LetIn((name,))) for name in "abc"])
