@@ -167,6 +167,7 @@ def program() -> Table:
         write8(STACK, _GROUP_ID, R0),
         *_is_sent("of one group"),  # first: what one group asks in vain must not use up what others may
         put(R1, 0),
+        subtract(R1, R9),  # refused ones apart: who is let through must not use up what is left for them
         write8(STACK, _GROUP_ID, R1),
         shift_left(R7, OF_ALL.bit_length() - 1),
         *_is_sent("of all groups"),

@@ -243,6 +243,18 @@ def test_attempts_from_many_groups_are_few_too(standing: Fence, owner: Path, for
     assert counts.refused == 40
 
 
+def test_who_is_let_through_hides_nobody_who_is_refused(
+    standing: Fence, owner: Path, foreign: Path, group: Path
+) -> None:
+    """Under `hold`: a program of the host opens the device all the time, and then a pod tries."""
+    pod = made_group(group / "pod")
+    standing.set(FULL, {identity(owner)}, refuse=False, held={identity(pod)})
+    several = f"for _ in range({program.OF_ALL + 1}): os.close(os.open('/dev/full', os.O_RDONLY))"
+    once = f"open({str(pod / 'cgroup.procs')!r}, 'w').write('0'); os.open('/dev/full', os.O_RDONLY)"
+    run(foreign, f"{several}\ntry:\n    {once}\nexcept PermissionError: pass")
+    assert [it.refused for it in standing.attempts.new()][-1:] == [True]
+
+
 def test_an_attempt_that_was_read_is_not_read_again(standing: Fence, owner: Path, foreign: Path) -> None:
     """Its reader may be killed while it judges. The next one must not ignore the attempt a second time."""
     standing.set(FULL, {identity(owner)}, refuse=False)
