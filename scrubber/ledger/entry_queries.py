@@ -78,6 +78,17 @@ def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | 
     return first
 
 
+def time_of(connection: sqlite3.Connection, first: int) -> float:
+    """The wall time of this row, or of the first one after it that is there; 0 for the first row of all."""
+    if first <= 1:
+        return 0.0
+    after = "SELECT wall FROM {0} WHERE seq = (SELECT min(seq) FROM {0} WHERE seq >= ?)"
+    for table in ("evidence", "entries"):
+        if columns := connection.execute(after.format(table), (first,)).fetchone():
+            return float(columns[0])
+    return 0.0
+
+
 def kept(connection: sqlite3.Connection) -> Kept:
     """From when on the database has rows, and steps."""
     oldest = "SELECT CASE seq WHEN 1 THEN 0.0 ELSE wall END FROM {} ORDER BY seq LIMIT 1"

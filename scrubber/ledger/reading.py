@@ -166,7 +166,8 @@ class Audit:
     head: Head | None  # of a ledger in which no damage was found
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
-    complete_from: int = 1  # no evidence of this row or a later one was left out
+    complete_from: int = 1  # no evidence of this row or a later one was left out ...
+    complete_since: float = 0.0  # ... and its wall time; 0: none of any row
     vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
     node: str = ""  # the origin of its checkpoints, as its newest receipt names it; empty: it does not say so
     compared: tuple[str, ...] = ()  # the origins of the checkpoints that were compared
@@ -184,7 +185,7 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = _no_
     Those of other nodes are left out. ``fold``: ``states.replay`` also finds rows that contradict each other.
     """
     paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
-    count, last, head, broken, complete_from, vouched, node, ours = 0, 0, None, None, 1, 0, "", set[str]()
+    count, last, head, broken, complete, vouched, node, ours = 0, 0, None, None, (1, 0.0), 0, "", set[str]()
     try:
         noted = noted_head(paths)
         with consistent_view(paths) as connection:
@@ -198,7 +199,8 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = _no_
             if snapshot is not None:
                 ledger_rows.decode_records(snapshot.records)
                 tree.check_folded(connection, snapshot)
-                complete_from = _check_complete(connection, snapshot)
+                first = _check_complete(connection, snapshot)
+                complete = first, entry_queries.time_of(connection, first)
                 _check_devices(connection, snapshot)
             database.load(connection, noted, fold)
             node = _node(connection)
@@ -213,7 +215,7 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = _no_
         broken = Broken(error.seq, joined(error.unreadable or error.message, *error.remedies))
     others = {checkpoint.origin for checkpoint in held} - ours if head else ()
     names = tuple(sorted(ours)), tuple(sorted(others))
-    return Audit(count, last, head, broken, paths.set_aside(), complete_from, vouched, node, *names)
+    return Audit(count, last, head, broken, paths.set_aside(), *complete, vouched, node, *names)
 
 
 def _node(connection: sqlite3.Connection) -> str:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from autoclave.cli.output import human
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import ScrubPath, Trigger
 from scrubber.ledger import ledger_rows, opening
+from scrubber.ledger.compaction import Retention
 from scrubber.receipts import dsse, key, note, statement
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
@@ -117,8 +119,17 @@ def test_a_key_without_a_checkpoint_is_not_used_silently(ledger):
     assert ledger.verify([])[2] == ""
 
 
-def test_a_row_that_the_next_start_refuses_is_no_intact_ledger(tmp_path, autoclave):
+def test_a_row_that_a_start_refuses_is_damage(tmp_path, autoclave):
     """The service would set it aside, and its quarantines would be lost."""
     released = LedgerEntry(0, "GPU-2", lives.NOW, "op", ev.Released("its job has ended"))
     code, _, err = Ledger(tmp_path, autoclave, released).verify([])
     assert (code, "cannot replay the ledger: " in err) == (1, True)
+
+
+def test_verify_says_from_when_on_evidence_is_complete(tmp_path, autoclave):
+    store, _ = opening.open_or_set_aside(tmp_path / "ledger.db", lives.NOW)
+    store.append([ROW])
+    store.compact(lambda records, _: records, 0, lives.NOW, Retention(rows=0))
+    store.close()
+    out = autoclave("ledger", "verify", tmp_path / "ledger.db").stdout
+    assert f"its evidence is complete from row 3 on ({human.local(lives.NOW.wall)}); older evidence was dropped" in out

@@ -62,7 +62,8 @@ def verify(
         human.say(f"{path} is intact: {_rows(result)}")
         if result.complete_from > 1:
             older = "older evidence was dropped, or an older version has written it"
-            human.say(f"its evidence is complete from row {result.complete_from} on; {older}")
+            since = human.local(result.complete_since)
+            human.say(f"its evidence is complete from row {result.complete_from} on ({since}); {older}")
         if checkpoints and result.rows:
             human.say(f"the checkpoints vouch for the rows up to {result.vouched}, and for none after it")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):

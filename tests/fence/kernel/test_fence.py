@@ -243,9 +243,7 @@ def test_attempts_from_many_groups_are_few_too(standing: Fence, owner: Path, for
     assert counts.refused == 40
 
 
-def test_who_is_let_through_hides_nobody_who_is_refused(
-    standing: Fence, owner: Path, foreign: Path, group: Path
-) -> None:
+def test_who_is_let_through_hides_no_refused_one(standing: Fence, owner: Path, foreign: Path, group: Path) -> None:
     """Under `hold`: a program of the host opens the device all the time, and then a pod tries."""
     pod = made_group(group / "pod")
     standing.set(FULL, {identity(owner)}, refuse=False, held={identity(pod)})
