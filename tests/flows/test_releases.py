@@ -50,7 +50,7 @@ async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
 
 
 async def test_w20_an_importer_of_memory_is_never_ended(build):
-    """Looks like a release: the owner is gone, but a process of another pod has imported its memory."""
+    """A release, but no scrub follows: the owner is gone, and a process of another pod has imported its memory."""
     node = await build(2, brisk("budgets: {allocate: 500ms}", "evict: {leftovers: wait}", WATCHES))
     owner, other = await node.run("owner"), await node.run("other")
     uuid = node.gpu(owner)
@@ -58,8 +58,8 @@ async def test_w20_an_importer_of_memory_is_never_ended(build):
     async with node.foreign_process(uuid, other.uid) as importer:
         await node.kubelet.delete(owner)
         assert (await node.kubelet.run(node.pod("early"))).phase is Phase.FAILED
-        await kept(node, owner.uid, uuid)
-        assert (importer.lives(), node.memory(uuid)) == (True, left)
+        await node.reach(uuid, lambda device: device.state == "dirty" and not device.healthy)
+        assert (await node.scrubs(uuid), importer.lives(), node.memory(uuid)) == (1, True, left)
     await node.clean(uuid)
     assert (await node.scrubs(uuid), await node.scrubs(node.gpu(other))) == (2, 1)
 
