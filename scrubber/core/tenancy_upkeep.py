@@ -66,8 +66,8 @@ def _why_abandoned(record: Record, facts: Facts, now: Moment) -> str:
 def _why_over(record: Record, owner: Owner, facts: Facts, now: Moment) -> str:
     """Why the tenancy of this owner is over; empty while it is not, and while a container uses the device.
 
-    A container of none of the pods that the kubelet's checkpoint names has opened the device of somebody else: it does
-    not keep a tenancy whose owner is gone.
+    If the owner is gone, containers keep the tenancy only if the kubelet's checkpoint names one of their pods, or if it
+    cannot be read. All others have opened the device without a grant.
     """
     if ownership.live_container(facts.holders or ()) is not None:
         return OWNER_GONE if _only_others_are_left(record, owner, facts) else ""

@@ -555,8 +555,9 @@ def _if_monitors(pods: Iterable[str], namespaces: Namespaces) -> Iterator[str]:
 
 def kept_by_exempt(holders: Iterable[views.HolderView]) -> Iterator[str]:
     """What to do about programs that block a scrub, although the policy lets them open the device."""
-    if names := ", ".join(process_names.describe(it.command, it.pid) for it in holders if it.exempt):
-        keeps = f"{names} may open the GPU, but counts as no bystander, and so keeps it from others"
+    for holder in [it for it in holders if it.exempt][:MOST]:
+        name = process_names.describe(holder.command, holder.pid)
+        keeps = f"{name} may open the GPU, but counts as no bystander, and so keeps it from others"
         yield f"{keeps}: `autoclave fence plan` says what to add to evict.bystanders"
 
 

@@ -378,14 +378,20 @@ async def test_an_attempt_before_the_grant_may_be_of_the_owner(begin, monkeypatc
     assert named is (since == "after it")
 
 
-@pytest.mark.parametrize("who", ["another pod", "an exempt one", "the owner"])
-async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
+async def watched_tenancy(begin):
+    """A pod that uses a GPU behind a fence that lets others in."""
     world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
     device, tenant = world.uuids[0], "pod-a"
     await asyncio.sleep(1.0)
     await world.acquire(tenant, device, announced=True)
     await world.begin(tenant, device)
     await asyncio.sleep(3)
+    return world, device, tenant
+
+
+@pytest.mark.parametrize("who", ["another pod", "an exempt one", "the owner"])
+async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
+    world, device, tenant = await watched_tenancy(begin)
     pod = "monitoring/dcgm" if who == "an exempt one" else "team/train"
     [owner] = [it for it in world.node.everybody() if it.container == tenant]
     process = owner if who == "the owner" else world.foreign(device, "stranger", "uid-9")
@@ -405,12 +411,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
 @pytest.mark.parametrize("given", [(), ("uid-9",)], ids=["to nobody", "to it"])
 async def test_a_monitor_that_stays_does_not_keep_the_tenancy(begin, given):
     """The pod has ended: unless the kubelet gave the device to the monitor, nobody else may be sent to it."""
-    world = await begin(fenced=True, policy="defaults: {fence: {mode: watch}}")
-    device, tenant = world.uuids[0], "pod-a"
-    await asyncio.sleep(1.0)
-    await world.acquire(tenant, device, announced=True)
-    await world.begin(tenant, device)
-    await asyncio.sleep(3)
+    world, device, tenant = await watched_tenancy(begin)
     world.foreign(device, "monitor", "uid-9")
     written_down(world, **{pod: [device] for pod in given})
     world.node.end_container(tenant)
