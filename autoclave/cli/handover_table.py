@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from ground.errors import Unreachable
 from ground.quantities import quantity
 from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
+from scrub_api.device_messages import device_name
 from scrubber.core import tenancies
-from scrubber.core.events import LedgerEntry, TenancyClosed
+from scrubber.core.events import Described, Discovered, LedgerEntry, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
@@ -25,6 +27,7 @@ from scrubber.receipts import dsse, statement
 
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
 KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
+DESCRIBING = tuple(ledger_rows.KINDS[event] for event in (Discovered, Described))
 FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
@@ -38,7 +41,18 @@ TABLE = (
 
 OTHERS = ("others_let_through", "others_refused", "others_until_wiped", "others_refused_until_wiped")
 
-Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """How the ledger described the device of a hand-over when it began; empty if the row that did so was dropped."""
+
+    simulated: bool  # never changes
+    index: int | None = None
+    slice: int | None = None
+    model: str = ""
+
+
+Rows = Sequence[tuple[TenancyRow, About]]
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
@@ -81,8 +95,25 @@ async def _rows(history: History, gpu: str, since: float, models: Mapping[str, s
     cut_off = {row.device for row in rows.values()} - {row.device for row in found if not _lasted(row, since)}
     if since and cut_off:
         found = await with_earlier(cut_off, EVERY)
-    places = {row.device: row for row in rows.values()}
-    return [(row, places[row.device], models.get(row.device, "")) for row in found]
+    described = await history(gpu, limit=EVERY, kinds=DESCRIBING)
+    present = {it.device: About(it.simulated, it.index, it.slice, models.get(it.device, "")) for it in rows.values()}
+    return [(row, _about(row, described, present[row.device])) for row in found]
+
+
+def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: About) -> About:
+    """From the rows of then: what is written later changes nothing of a hand-over that has begun.
+
+    ``present``: how the device is described now. If no row describes it, that has not changed since they were dropped.
+    """
+    describing = [it for it in described if it.device == row.device]
+    if not describing:
+        return present
+    before = (ledger_rows.decode(it.kind, it.body) for it in reversed(describing) if it.seq <= row.row)
+    match next(before, None):
+        case Discovered(device) | Described(device):
+            return About(device.simulated, device.index, device.slice, device.model)
+        case _:
+            return About(present.simulated)
 
 
 def _lasted(row: TenancyRow, since: float) -> bool:
@@ -99,7 +130,7 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
 
 def warn_of_earlier(listed: Rows, since: float) -> None:
     """Say that the list is not whole, to somebody who has not chosen ``since``."""
-    if not all(_lasted(row, since) for row, *_ in listed):
+    if not all(_lasted(row, since) for row, _ in listed):
         human.warn(f"earlier hand-overs are not shown: only those since {human.local(since)}; --since shows more")
 
 
@@ -109,17 +140,17 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float, ho
     ``until`` 0: until now. ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these
     do not say it.
     """
-    rows = [row for row in listed if _lasted(row[0], since) and row[0].began <= (until or row[0].began)]
+    rows = [it for it in listed if _lasted(it[0], since) and it[0].began <= (until or it[0].began)]
     signed_on = statement.name_of(node)
-    others = {_signed_on(row) for row, *_ in rows} - {"", signed_on}
+    others = {_signed_on(row) for row, _ in rows} - {"", signed_on}
     if node and others:
         names = ", ".join(sorted(others))
         human.warn(f"receipts of the list are signed for {names}, not for {node} (--node-name): is it of another node?")
     if output == "table":
-        document.show_table(TABLE, [_cells(row, place.name) for row, place, _ in rows])
+        document.show_table(TABLE, [_cells(*row) for row in rows])
         return
-    known = next(filter(None, (_signed_on(row) for row, *_ in reversed(listed))), host)
-    items = [_item(*row, node or _signed_on(row[0]) or known) for row in rows]
+    known = next(filter(None, (_signed_on(row) for row, _ in reversed(listed))), host)
+    items = [_item(row, about, node or _signed_on(row) or known) for row, about in rows]
     if output == "csv":
         document.emit_csv(FIELDS, [list(item.values()) for item in items])
     elif output in {"json", "yaml"}:
@@ -139,23 +170,22 @@ def _signed_on(row: TenancyRow) -> str:
     return ""
 
 
-def _item(row: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
+def _item(row: TenancyRow, about: About, node: str) -> dict[str, object]:
     wipe = row.wipe
-    about = {
+    cells = {
         "node": node, "began": human.iso(row.began), "ended": None if row.ended is None else human.iso(row.ended),
-        "index": place.index, "slice": place.slice, "model": model,
-        "simulated": place.simulated, "result": _result(row),
-        "signature": _signature(row),
+        **asdict(about), "result": _result(row), "signature": _signature(row),
         "wipe": wipe.id if wipe else "", "wiped": human.iso(wipe.finished.wall) if wipe else None,
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
         "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _signer(wipe) if wipe else "",
         **_fence(row),
     }  # fmt: skip
-    return {name: about[name] if name in about else getattr(row, name) for name in FIELDS}
+    return {name: cells[name] if name in cells else getattr(row, name) for name in FIELDS}
 
 
-def _cells(row: TenancyRow, gpu: str) -> list[str]:
+def _cells(row: TenancyRow, about: About) -> list[str]:
+    gpu = row.device if about.index is None else device_name(about.index, about.slice)
     ended = "" if row.ended is None else human.local(row.ended)
     cells = [human.local(row.began), ended, gpu, row.tenant, row.actor, _result(row), row.receipt, _signature(row)]
     if row.wipe is None:

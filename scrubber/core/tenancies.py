@@ -34,6 +34,7 @@ class TenancyRow:
 
     device: str
     began: float
+    row: int = 0  # of the ledger, with which it began
     ended: float | None = None  # None: it goes on
     pod: str = ""  # NAMESPACE/POD; in rows of an older version NAMESPACE/POD/CONTAINER, of the last container
     uid: str = ""  # of the pod; outside any pod, the id of the container
@@ -91,11 +92,11 @@ class _Device:
             case ev.TenancyClosed():
                 self._closed(entry.event)
             case ev.Granted(grant):
-                self._granted(grant, at)
+                self._granted(grant, entry)
             case ev.GrantedUnproven(grant, why):
-                self._granted(grant, at, why)
+                self._granted(grant, entry, why)
             case ev.PutInUse(owner):
-                self._put_in_use(owner, at)
+                self._put_in_use(owner, entry)
             case ev.Released(restart=True):
                 self._paused, self._wipe, self._next = at, None, None
             case ev.Released() | ev.Distrusted():
@@ -123,11 +124,11 @@ class _Device:
                 self._complete[place] = replace(row, closed=closed)
                 return
 
-    def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
+    def _granted(self, grant: Grant, entry: LedgerEntry, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
         tenancy = TenancyRow(
-            device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
-            actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
+            device=self._uuid, began=entry.at.wall, row=entry.seq, owner=grant.owner, proven=not unproven,
+            note=unproven, actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
             receipt=grant.receipt or "", proof=receipt,
         )  # fmt: skip
         present = self._present
@@ -139,7 +140,7 @@ class _Device:
                 return  # several containers of one admission
         self._begin(tenancy)
 
-    def _put_in_use(self, owner: Owner, at: float) -> None:
+    def _put_in_use(self, owner: Owner, entry: LedgerEntry) -> None:
         if self._present is None and not self._known:
             return  # it began before the first entry
         uid = owner.container or ""
@@ -153,7 +154,8 @@ class _Device:
         shared = present is not None and present.actor == ACQUIRE  # several pods of a claim may use it
         another = before if before is not None and before.container not in (None, uid) and not shared else None
         if present is None or (another is not None and not another.unannounced):
-            present = self._begin(TenancyRow(device=self._uuid, began=at, note=NO_GRANT))
+            unasked = TenancyRow(device=self._uuid, began=entry.at.wall, row=entry.seq, note=NO_GRANT)
+            present = self._begin(unasked)
         elif owner.crowded or another is not None:
             present = _noted(present, ANOTHER)
         self._owner = owner

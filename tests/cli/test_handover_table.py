@@ -12,9 +12,11 @@ import pytest
 
 from autoclave.cli import handover_table
 from scrubber.core import events as ev
+from scrubber.core import states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
 from scrubber.ledger import opening
+from scrubber.ledger.compaction import Retention
 from tests.core import lives
 
 DAY = 86_400.0
@@ -26,9 +28,14 @@ def ago(days: float) -> Moment:
 
 @pytest.fixture
 def ledger(tmp_path):
-    """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped."""
+    """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped.
 
-    def write(*tenancies: tuple[str, float, float | None, float | None]) -> Path:
+    ``index``: of the GPU since the last one. ``forgets``: what described the GPU before was dropped.
+    """
+
+    def write(
+        *tenancies: tuple[str, float, float | None, float | None], index: int | None = None, forgets: bool = False
+    ) -> Path:
         path: Path = tmp_path / "ledger.db"
         store, _ = opening.open_or_set_aside(path, lives.NOW)
         record = lives.UNKNOWN
@@ -44,7 +51,11 @@ def ledger(tmp_path):
 
         add(365, ev.Discovered(lives.DEVICE, lives.HERE))
         scrub(365, lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
+        if forgets:
+            store.compact(states.replay, 0, lives.NOW, Retention(rows=0))
         for number, (tenant, began, ended, wiped) in enumerate(tenancies):
+            if index is not None and number == len(tenancies) - 1:
+                add(began, ev.Described(replace(lives.DEVICE, index=index)))
             grant = replace(lives.grant(record), owner=tenant, announced=False, until_release=True)
             add(began, ev.Granted(grant))
             add(began, ev.PutInUse(Owner(tenant, lives.NOW)))
@@ -99,6 +110,18 @@ def test_a_long_handover_keeps_its_beginning(autoclave, ledger, monkeypatch):
     monkeypatch.setattr(handover_table, "EARLIER", 1)
     run = autoclave("receipt", "list", "-o", "jsonl", "--since", "30d", "--file", ledger(("long", 90, 10, 9)))
     assert tenants(run) == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("forgets", "index", "listed"),
+    [(False, 7, [0, 7]), (True, 7, [None, 7]), (True, None, [0, 0])],
+    ids=["described anew", "described before, but that was dropped", "never described anew"],
+)
+def test_a_later_description_changes_no_earlier_handover(autoclave, ledger, forgets, index, listed):
+    file = ledger(("old", 9, 8, 7), ("new", 3, 2, 1), index=index, forgets=forgets)
+    run = autoclave("receipt", "list", "-o", "jsonl", "--file", file)
+    assert [json.loads(line)["index"] for line in run.stdout.splitlines()] == listed
+    assert autoclave("receipt", "list", "--file", file).exit_code == 0
 
 
 def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):

@@ -19,7 +19,9 @@ SIGNED = replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE)
 GRANT = lives.grant(lives.CLEAN)
 FOUND = ev.Discovered(DEVICE, lives.HERE)
 PASSED, GRANTED = ev.ScrubPassed("job-1", SIGNED), ev.Granted(GRANT)
-BY_KUBELET = TenancyRow(device="GPU-1", began=AT + 2, actor=KUBELET, proven=True, receipt=SIGNED.id, proof=SIGNED)
+BY_KUBELET = TenancyRow(
+    device="GPU-1", began=AT + 2, row=2, actor=KUBELET, proven=True, receipt=SIGNED.id, proof=SIGNED
+)
 OF_A, NAMED, GONE = Owner(A, NOW), Owner(A, NOW, name="team/a-0/main"), ev.Released("its pod is gone")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoclave.cli import handover_table
-from scrub_api.views import HistoryEntry
+from autoclave.cli.handover_table import About
 from scrubber.core.tenancies import TenancyRow
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
@@ -29,8 +29,8 @@ def written(file: Path, capsys, *tenancies: dict[str, Any], simulated: bool = Fa
     rows = [
         TenancyRow(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
-    place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None, simulated)
-    handover_table.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0, host="")
+    about = About(simulated, 0, None, "H100")
+    handover_table.show([(row, about) for row in rows], "node-1", "jsonl", since=0.0, until=0.0, host="")
     file.write_text(capsys.readouterr().out)
     return file
 
