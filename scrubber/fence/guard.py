@@ -46,6 +46,7 @@ _GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, 
 _POLL_MS = 500  # the thread that reads the attempts looks this often whether it must end
 _REFUSED = 256  # refused attempts that wait until it is looked up who made them
 _LOOKS = 0.1  # the part of its time in which the thread looks that up: who floods may ask for all of it
+_LAST_LOOKS = 1.0  # seconds in which it is looked up at a stop: nobody else can do so later
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +607,8 @@ class Guard:
         pause = 0.0  # until this time new groups wait: who may make groups may make many
         while not self._ending.is_set():
             is_due = time.monotonic() >= pause
-            wait = 1000 * max(self._looks_again - time.monotonic(), 0.0) if self._refused else _POLL_MS
+            look = 1000 * max(self._looks_again - time.monotonic(), 0.0)
+            wait = min(look, _POLL_MS) if self._refused else _POLL_MS
             asked = everything.poll(wait) if is_due else attempts.poll(min(wait, _GROUPS_EVERY * 1000))
             try:
                 if asked and is_due and self._new_groups is not None and self._new_groups.any():
@@ -626,8 +628,12 @@ class Guard:
         self._ending.set()
         if self._reader.is_alive():
             self._reader.join()
-        with self._reading, self._turn:
-            self._fence.close()
+        until = time.monotonic() + _LAST_LOOKS
+        with self._reading:
+            while self._refused and time.monotonic() < until:
+                self._look_up(*self._refused.popleft())
+            with self._turn:
+                self._fence.close()
         if self._new_groups is not None:
             self._new_groups.close()
 

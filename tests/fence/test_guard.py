@@ -636,6 +636,20 @@ def test_a_refused_attempt_is_no_use(asking: Asking, foreign: Path) -> None:
     assert asking.guard.openers.asked(DEVICE) == {Answer(refused=True, held=False): live.opener.refused}
 
 
+def test_who_was_refused_is_known_after_a_stop(asking: Asking, foreign: Path) -> None:
+    """A later service cannot read the attempt again."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    asking.guard._looks_again = time.monotonic() + 2 * WITHIN
+    assert run(foreign, OPENS) == "refused"
+    ends = time.monotonic() + WITHIN
+    while not asking.guard._refused:
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+    asking.guard.close()
+    assert asking.guard.openers.of(DEVICE)
+
+
 def test_an_attempt_in_a_tenancy_is_counted_apart(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.IN_USE)
