@@ -63,7 +63,7 @@ def ledger(tmp_path, autoclave):
 def test_a_log_of_several_nodes_accuses_none(ledger, signers):
     theirs = ledger.wrong(OTHER, THEIRS), note.sign(Checkpoint(THEIRS, 900, bytes(32)), OTHER)
     code, out, err = ledger.verify(signers, *theirs, ledger.right())
-    assert (code, f"vouch for the rows up to {ledger.size}," in out) == (0, True)
+    assert (code, f"of {OURS} vouch for the rows up to {ledger.size}," in out) == (0, True)
     assert err == f"autoclave: the checkpoints of other nodes are left out: {THEIRS}\n"
 
 

@@ -65,7 +65,8 @@ def verify(
             since = human.local(result.complete_since)
             human.say(f"its evidence is complete from row {result.complete_from} on ({since}); {older}")
         if checkpoints and result.rows:
-            human.say(f"the checkpoints vouch for the rows up to {result.vouched}, and for none after it")
+            of = ", ".join(result.compared)
+            human.say(f"the checkpoints of {of} vouch for the rows up to {result.vouched}, and for none after it")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
         human.warn(f"the checkpoints of other nodes are left out: {', '.join(others)}")
     if keys and not checkpoints:
