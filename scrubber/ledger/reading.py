@@ -16,7 +16,6 @@ from ground import private_files
 from ground.errors import FatalError, joined
 from ground.quantities import quantity
 from scrubber.core import events, states
-from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo
 from scrubber.core.record import Record
 from scrubber.ledger import compaction, database, entry_queries, ledger_rows, tree
@@ -174,15 +173,11 @@ class Audit:
     left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
 
 
-def _no_fold(records: tuple[Record, ...], _: Sequence[LedgerEntry]) -> tuple[Record, ...]:
-    return records
-
-
-def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = _no_fold) -> Audit:
+def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = states.replay) -> Audit:
     """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.
 
     ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
-    Those of other nodes are left out. ``fold``: ``states.replay`` also finds rows that contradict each other.
+    Those of other nodes are left out. ``fold``: finds rows that contradict each other.
     """
     paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
     count, last, head, broken, complete, vouched, node, ours = 0, 0, None, None, (1, 0.0), 0, "", set[str]()

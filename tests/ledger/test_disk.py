@@ -19,9 +19,9 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import compaction, database, ledger_rows, opening, reading, sqlite_errors
+from scrubber.ledger import compaction, database, ledger_rows, opening, sqlite_errors
 from scrubber.ledger.ledger import SLOW
-from tests.ledger.conftest import unfolded
+from tests.ledger.conftest import unfolded, verify
 from tests.patience import WITHIN
 from tests.small_disk import files_of_at_most
 
@@ -36,7 +36,7 @@ def numbers(path):
     entries = unfolded(ledger).entries
     ledger.close()
     assert aside is None
-    assert reading.verify(path).broken is None
+    assert verify(path).broken is None
     return [int(entry.event.why.split()[0]) for entry in entries if isinstance(entry.event, events.Released)]
 
 
@@ -98,7 +98,7 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft):
         pytest.raises(LedgerUnavailable, match=r"to the ledger .* a size limit is reached; free "),
     ):
         ledger.load()
-    assert reading.verify(path).broken is None
+    assert verify(path).broken is None
 
 
 def test_a_full_disk_leaves_the_lock_free(path):
@@ -181,18 +181,18 @@ def test_a_read_only_copy_says_what_to_copy(ledger, path, tmp_path, draft):
     ledger.append([draft("x")])
     copy = tmp_path / "copy"
     shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("*-shm"))
-    verify = (
+    script = (
         "import sys, pathlib; from scrubber.ledger.reading import verify; print(verify(pathlib.Path(sys.argv[1])).rows)"
     )
     mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$0" -c "$2" "$1/ledger.sqlite"'
-    command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, copy, verify]
+    command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, copy, script]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1].endswith(
         f"cannot read the ledger {copy}/ledger.sqlite: ledger.sqlite-wal has rows that SQLite reads only with "
         f"ledger.sqlite-shm, which is missing and cannot be created in {copy}; copy all files of {copy} to a directory "
         "that you can write to, and name that directory"
     )
-    assert reading.verify(copy / "ledger.sqlite").rows == 2
+    assert verify(copy / "ledger.sqlite").rows == 2
 
 
 NO_EVIDENCE = compaction.Retention(rows=0)

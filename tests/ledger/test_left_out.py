@@ -19,7 +19,7 @@ from scrubber.ledger import compaction, database, ledger_rows, opening, reading,
 from scrubber.ledger.compaction import KEEP_ALL, Retention
 from scrubber.ledger.sqlite_store import SqliteStore
 from tests.core import lives
-from tests.ledger.conftest import NOW
+from tests.ledger.conftest import NOW, verify
 
 STEP = events.StepsRecorded("job", (), Step.CLEAR)
 PASSED = replace(lives.passed(lives.SCRUBBING), receipt=replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE))
@@ -79,7 +79,7 @@ class Forging:
 
     def verify(self) -> reading.Audit:
         self.store.close()
-        return reading.verify(self.path)
+        return verify(self.path)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_ledger_that_folds_its_rows_stays_intact(folder, older, parts, keep, m
         with as_format_9():
             forging.append(older)
             forging.fold(keep=1)
-        assert reading.verify(forging.path).broken is None
+        assert verify(forging.path).broken is None
         with as_format_9():
             forging.append(older)  # the rows of the next part may fall into the same batch
         before = forging.store.head.size

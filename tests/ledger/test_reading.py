@@ -17,7 +17,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ledger import ledger_rows, opening, reading, tree
-from tests.ledger.conftest import unfolded
+from tests.ledger.conftest import unfolded, verify
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "salt")
@@ -67,7 +67,7 @@ def everything(path):
 
 
 def test_a_sound_ledger_is_found_sound(sample):
-    verdict = reading.verify(sample)
+    verdict = verify(sample)
     assert verdict.broken is None
     assert verdict.rows == 21
     assert verdict.head is not None
@@ -85,7 +85,7 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
         else:
             other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != value))
             connection.execute(WRITE[column], (other, seq))
-    broken = reading.verify(scratch).broken
+    broken = verify(scratch).broken
     assert broken is not None
     assert broken.seq == seq
 
@@ -94,7 +94,7 @@ def test_a_row_of_nested_json_is_named_and_exported(sample, scratch):
     nested = '{"receipt":' * 25_000
     with changing(sample, scratch) as connection:
         connection.execute("UPDATE entries SET kind = ?, body = ? WHERE seq = 20", (tree.PASSED, nested))
-    broken = reading.verify(scratch).broken
+    broken = verify(scratch).broken
     assert broken is not None
     assert (broken.seq, nested in broken.why) == (20, False)
     assert [row["body"] for row in reading.export(scratch) if row.get("seq") == 20] == [nested]
@@ -107,7 +107,7 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
         if other in taken:
             return
         connection.execute("UPDATE entries SET seq = ? WHERE seq = ?", (other, seq))
-    broken = reading.verify(scratch).broken
+    broken = verify(scratch).broken
     assert broken is not None
     assert broken.seq in {seq, 16}
 
@@ -130,7 +130,7 @@ def believed(sample):
 def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
         connection.execute(change)
-    assert reading.verify(scratch).broken is not None
+    assert verify(scratch).broken is not None
     assert believed(scratch) == believed(sample)
 
 
@@ -147,10 +147,10 @@ def test_evidence_in_a_ledger_that_folded_no_row_is_noticed(tmp_path, change):
     ledger, _ = opening.open_or_set_aside(path := tmp_path / "ledger.db", NOW)
     ledger.append([LedgerEntry(0, "GPU-0", NOW, "op-1", events.Released("reason"))])
     ledger.close()
-    assert reading.verify(path).broken is None
+    assert verify(path).broken is None
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(change)
-    assert reading.verify(path).broken is not None
+    assert verify(path).broken is not None
 
 
 @given(data=st.data())
@@ -162,7 +162,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     raw[offset] ^= data.draw(st.integers(1, 255))
     scratch.write_bytes(raw)
     try:
-        verdict = reading.verify(scratch)
+        verdict = verify(scratch)
     except FatalError:
         return  # the schema version itself was hit: refused as newer
     if verdict.broken is None:
@@ -196,7 +196,7 @@ def test_an_object_outside_the_schema_is_named(sample, scratch, change, why):
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
         connection.executescript(change)
         connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?)", rows)
-    broken = reading.verify(scratch).broken
+    broken = verify(scratch).broken
     assert broken is not None
     assert why in broken.why
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
@@ -208,7 +208,7 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample, scratch):
     with changing(sample, scratch) as connection:
         connection.execute("ANALYZE")
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'sqlite_stat%'").fetchall()
-    assert reading.verify(scratch).broken is None
+    assert verify(scratch).broken is None
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is None
@@ -229,7 +229,7 @@ def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
 def test_beside_a_running_writer_it_sees_what_was_acknowledged(ledger, path, draft):
     for number in range(2, 20):
         ledger.append([draft()])
-        verdict = reading.verify(path)
+        verdict = verify(path)
         assert (verdict.broken, verdict.rows) == (None, number)
 
 
@@ -244,4 +244,4 @@ def test_an_export_says_every_row_and_the_snapshot(sample):
 
 def test_a_missing_ledger_is_reported(tmp_path):
     with pytest.raises(FatalError, match="there is no such file"):
-        reading.verify(tmp_path / "ledger.sqlite")
+        verify(tmp_path / "ledger.sqlite")

@@ -18,7 +18,7 @@ from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
-from tests.ledger.conftest import NOW, drafted
+from tests.ledger.conftest import NOW, drafted, verify
 
 STEP = events.StepsRecorded("job", (), Step.CLEAR)
 
@@ -45,7 +45,7 @@ def forge_tail(path, count: int) -> None:
 
 
 def broken_at(path, newest: Checkpoint) -> int | None:
-    broken = reading.verify(path, [newest]).broken
+    broken = verify(path, [newest]).broken
     assert broken is not None
     return broken.seq
 
@@ -57,7 +57,7 @@ def test_a_ledger_that_grew_agrees_with_every_older_checkpoint(ledger, path):
         older.append(checkpoint(ledger))
     ledger.append([drafted("after the last checkpoint")])
     ledger.close()
-    result = reading.verify(path, older)
+    result = verify(path, older)
     assert (result.broken, result.vouched, result.rows) == (None, older[-1].size, older[-1].size + 1)
 
 
@@ -68,8 +68,8 @@ def test_a_checkpoint_finds_a_tail_cut_off_with_all_rights(ledger, path):
     newest = checkpoint(ledger)
     ledger.close()
     forge_tail(path, 3)
-    assert reading.verify(path).broken is None  # nothing else shows it
-    result = reading.verify(path, [newest, first])
+    assert verify(path).broken is None  # nothing else shows it
+    result = verify(path, [newest, first])
     assert result.vouched == first.size
     why = "row 7 is missing: the checkpoint counts 9 rows, and the last one here is 6"
     assert result.broken == reading.Broken(7, f"{why}; rows were cut off, or an older copy was put back")
@@ -86,13 +86,13 @@ def test_the_database_of_yesterday_put_back_is_found(open_ledger, path):
     ledger.close()
     shutil.rmtree(path.parent)
     shutil.copytree(path.parent.with_name("yesterday"), path.parent)
-    assert reading.verify(path).broken is None
+    assert verify(path).broken is None
     assert broken_at(path, newest) == 5
 
     ledger, _ = open_ledger()  # and it goes on from there: two histories of the same length
     ledger.append([drafted("instead of today")] * 5)
     ledger.close()
-    result = reading.verify(path, [newest])
+    result = verify(path, [newest])
     assert result.broken == reading.Broken(
         1, "the rows from 1 to 9 are not those of the checkpoint of 9 rows: there are two histories"
     )
@@ -104,7 +104,7 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
     ledger.compact(lambda records, _: records, 3, NOW, compaction.Retention(rows=0))
     ledger.append([drafted("after it")])
     ledger.close()
-    result = reading.verify(path, [before])
+    result = verify(path, [before])
     assert (result.broken, result.vouched) == (None, before.size)
 
 
@@ -222,7 +222,7 @@ def test_a_tree_other_than_that_of_the_rows_is_found(open_ledger, path, change, 
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()
     changing(path, change)
-    broken = reading.verify(path).broken
+    broken = verify(path).broken
     assert broken is not None
     assert broken.seq == named
     assert why in broken.why
@@ -246,7 +246,7 @@ def test_a_changed_row_is_found_however_much_is_recomputed(open_ledger, path, le
             for level, place, node in completed:
                 if level < levels:
                     connection.execute("UPDATE tree SET hash = ? WHERE level = ? AND place = ?", (node, level, place))
-    broken = reading.verify(path).broken
+    broken = verify(path).broken
     assert broken is not None
     assert (broken.seq, "of the head file" in broken.why) == (named, levels == 4)
     assert open_ledger()[1] is not None
@@ -261,9 +261,9 @@ def test_the_tree_above_folded_rows_is_verified_too(ledger, path, change, named)
     ledger.append([drafted("a tenant"), replace(drafted(), event=STEP), *(drafted(str(it)) for it in range(7))])
     ledger.compact(lambda records, _: records, 2, NOW)
     ledger.close()
-    assert reading.verify(path).broken is None
+    assert verify(path).broken is None
     changing(path, f"UPDATE tree SET hash = zeroblob(32) WHERE {change}")  # noqa: S608 - our own words
-    broken = reading.verify(path).broken
+    broken = verify(path).broken
     assert broken is not None
     assert broken.seq == named
 
@@ -306,7 +306,7 @@ def test_after_a_failed_write_the_tree_is_that_of_rows(ledger, path, monkeypatch
             write(ledger)
     ledger.append([drafted("the next")])
     ledger.close()
-    result = reading.verify(path)
+    result = verify(path)
     assert (result.broken, result.rows, result.last) == (None, rows, last)
 
 
@@ -326,7 +326,7 @@ def test_a_forged_row_without_its_receipt_is_named(ledger, path):
         connection.execute(database._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
-    broken = reading.verify(path).broken
+    broken = verify(path).broken
     assert broken is not None
     assert (broken.seq, "cannot read an event" in broken.why) == (2, True)
 

@@ -12,7 +12,6 @@ from autoclave.cli.output import document, human
 from ground import paths
 from ground.errors import FatalError
 from ground.quantities import quantity
-from scrubber.core import states
 from scrubber.ledger import reading
 from scrubber.receipts import key, note
 from scrubber.receipts.key import ReceiptError
@@ -53,7 +52,7 @@ def verify(
     """
     path = file or paths.ledger(state_dir)
     held, unsigned = _opened(checkpoints, keys, state_dir)
-    result = reading.verify(path, held, states.replay)
+    result = reading.verify(path, held)
     if result.broken is None and (why := _not_compared(result, held, unsigned)):
         raise FatalError(f"cannot compare {path} with the checkpoints: {why[0]}", why[1])
     if output != "text":
