@@ -188,7 +188,7 @@ async def test_s20_a_gpu_held_by_a_hidden_process_goes_nowhere(build):
         assert await hidden.stdout.readline()
         status = await node.kubelet.admit(node.pod("next"))
         assert status.phase is Phase.FAILED
-        assert "it cannot be proven that no process uses it" in status.message
+        await node.reach(uuid, lambda device: "it cannot be proven that no process uses it" in device.setback)
     finally:
         hidden.kill()
         await hidden.wait()
