@@ -55,6 +55,7 @@ if "exec" in said and {{"--no-headers", "list", "key", "--output=json"}} & {{*sa
         print("namespace  half  1  1  0  refused  refused  cut off")
         sys.exit(rows + "\\ncommand terminated with exit code 1")
     print("autoclave: a gap", file=sys.stderr) if {{"list", "plan"}} & {{*said}} else None
+    sys.exit() if rows == "nothing" else None
     print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec\\x1b")
 if "exec" in said:
     print(cluster["says"], end="")
@@ -464,9 +465,13 @@ def test_a_node_without_a_plan_is_named_with_its_reason(shell):
     code, out, said = shell.run("fence", "plan", "-A")
     assert (code, "on 1 node asked" in out, "half" in out) == (3, True, False)
     assert "no fence plan of node gpu-1: autoclave: no fence counts who opens 8 GPUs\n" in said
-    shell.has(*CLUSTER, scrubber_a="", scrubber_b="")
+    shell.has(*CLUSTER, scrubber_a="nothing", scrubber_b="")
     none = "# On the nodes that answered, no program asked for a GPU that was not given to it.\n"
     assert shell.run("fence", "plan", "-A")[1] == none
+    shell.has(*CLUSTER, scrubber_a="", scrubber_b="")
+    code, out, said = shell.run("fence", "plan", "-A")
+    assert (code, out) == (3, "# No node answered.\n")
+    assert [line for line in said.splitlines() if not line.startswith("kubectl autoclave: ")] == []
 
 
 def test_the_plans_of_all_nodes_are_one_document(shell):
