@@ -19,11 +19,11 @@ from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
 from scrub_api.device_messages import device_name
 from scrubber.core import tenancies
-from scrubber.core.events import Described, Discovered, LedgerEntry, TenancyClosed
+from scrubber.core.events import Described, Discovered, LedgerEntry, ScrubPassed, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
-from scrubber.receipts import dsse, statement
+from scrubber.receipts import dsse, row_documents, statement
 
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
 KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
@@ -141,7 +141,7 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float, ho
     do not say it.
     """
     rows = [it for it in listed if _lasted(it[0], since) and it[0].began <= (until or it[0].began)]
-    signed_on = statement.name_of(node)
+    signed_on = statement.as_said(node)
     others = {_signed_on(row) for row, _ in rows} - {"", signed_on}
     if node and others:
         names = ", ".join(sorted(others))
@@ -178,7 +178,7 @@ def _item(row: TenancyRow, about: About, node: str) -> dict[str, object]:
         "wipe": wipe.id if wipe else "", "wiped": human.iso(wipe.finished.wall) if wipe else None,
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
-        "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _signer(wipe) if wipe else "",
+        "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _wiped_by(row),
         **_fence(row),
     }  # fmt: skip
     return {name: cells[name] if name in cells else getattr(row, name) for name in FIELDS}
@@ -193,14 +193,14 @@ def _cells(row: TenancyRow, about: About) -> list[str]:
     residue = _residue(row.wipe)
     shown = "unknown" if residue is None else human.size(residue)
     done = human.local(row.wipe.finished.wall)
-    return [*cells, done, row.wipe.id, text_tables.coverage(row.wipe), shown, _signer(row.wipe), _others(row)]
+    return [*cells, done, row.wipe.id, text_tables.coverage(row.wipe), shown, _wiped_by(row), _others(row)]
 
 
 def _fence(row: TenancyRow) -> dict[str, object]:
     """What the closing receipt says of others; nothing where it is not known."""
     if row.closed is None:
         return {"fence": "", **dict.fromkeys(OTHERS), "closing_signature": ""}
-    guarded, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
+    guarded = row.closed.ended.guarded
     known, later = guarded.mode is not FenceMode.OFF, row.closed.until_wiped
     later_known = later.mode is not FenceMode.OFF
     flaws = *guarded.flaws, *_later_flaws(row.closed)
@@ -210,7 +210,7 @@ def _fence(row: TenancyRow) -> dict[str, object]:
         "others_refused": guarded.refused if known else None,
         "others_until_wiped": later.let_through if later_known else None,
         "others_refused_until_wiped": later.refused if later_known else None,
-        "closing_signature": signer,
+        "closing_signature": _signer(row.closed, row.device),
     }
 
 
@@ -241,11 +241,18 @@ def _result(row: TenancyRow) -> str:
 def _signature(row: TenancyRow) -> str:
     if not row.receipt:
         return ""
-    return "unknown" if row.proof is None else _signer(row.proof)
+    return "unknown" if row.proof is None else _signer(ScrubPassed("", row.proof), row.device)
 
 
-def _signer(receipt: Receipt) -> str:
-    return receipt.signed_by or "unsigned"
+def _wiped_by(row: TenancyRow) -> str:
+    return "" if row.wipe is None else _signer(ScrubPassed("", row.wipe), row.device)
+
+
+def _signer(event: ScrubPassed | TenancyClosed, device: str) -> str:
+    """Who signed the document of this event, as it says itself."""
+    if row_documents.why_not_its_own(event, device):
+        return "not its own"
+    return signer_of(row_documents.document_in(event) or "") or "unsigned"
 
 
 def _residue(wipe: Receipt) -> int | None:

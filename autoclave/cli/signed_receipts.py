@@ -19,7 +19,8 @@ from ground import paths, private_files
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
 from scrub_api import admin_client, views
-from scrubber.receipts import dsse, note, tenant_files, verification
+from scrubber.ledger import ledger_rows
+from scrubber.receipts import dsse, note, row_documents, tenant_files, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
@@ -121,6 +122,9 @@ def _opened(entry: views.HistoryEntry, receipt: dict[str, Any], kind: Kind) -> S
         raise FatalError(
             f"cannot read {kind.word} {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
         ) from error
+    if why := row_documents.why_not_its_own(ledger_rows.decode(entry.kind, entry.body), entry.device):
+        changed = "somebody has changed the ledger: `autoclave ledger verify` says more"
+        raise FatalError(f"cannot use {kind.word} {receipt['id']} of row {entry.seq}: {why}", changed)
     return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
 

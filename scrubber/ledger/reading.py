@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ground import private_files
@@ -28,6 +28,7 @@ from scrubber.receipts import dsse
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.note import Checkpoint, log_name
+from scrubber.receipts.row_documents import Documents
 
 _DESCRIBES = frozenset(ledger_rows.KINDS[event] for event in (events.Discovered, events.Described))
 LOST = "keep these files: the next start of the service sets them aside, and then knows no quarantine and no owner"
@@ -171,15 +172,22 @@ class Audit:
     node: str = ""  # the origin of its checkpoints, as its newest receipt names it; empty: it does not say so
     compared: tuple[str, ...] = ()  # the origins of the checkpoints that were compared
     left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
+    signed: int = 0  # rows with a signed document of their own, by one of the keys if any was given
+    unsigned: int = 0  # rows that could have one, and have none
+    of_other_keys: Mapping[str, int] = field(default_factory=dict)  # rows by the id of a key that was not given
 
 
-def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = states.replay) -> Audit:
+def verify(
+    path: Path, checkpoints: Iterable[Checkpoint] = (), keys: Collection[bytes] = (), fold: Fold = states.replay
+) -> Audit:  # fmt: skip
     """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.
 
     ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
-    Those of other nodes are left out. ``fold``: finds rows that contradict each other.
+    Those of other nodes are left out. With public ``keys``, each signed document must be signed by one of them, or name
+    another key. ``fold``: finds rows that contradict each other.
     """
     paths, held = LedgerPaths(path), sorted(checkpoints, key=lambda each: each.size)
+    documents = Documents(keys)
     count, last, head, broken, complete, vouched, node, ours = 0, 0, None, None, (1, 0.0), 0, "", set[str]()
     try:
         noted = noted_head(paths)
@@ -187,9 +195,9 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = stat
             database.check_version(connection, path)
             snapshot = database.snapshot_of(connection)
             for row in tree.check(connection, snapshot, database.rows(connection), noted):
-                ledger_rows.entry(row)
+                _check_document(row, documents)
                 count, last = count + 1, row.seq
-            _check_evidence(connection, snapshot.batches if snapshot is not None else ())
+            _check_evidence(connection, snapshot.batches if snapshot is not None else (), documents)
             tree.check_no_others(connection, last)
             if snapshot is not None:
                 ledger_rows.decode_records(snapshot.records)
@@ -210,7 +218,19 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = (), fold: Fold = stat
         broken = Broken(error.seq, joined(error.unreadable or error.message, *error.remedies))
     others = {checkpoint.origin for checkpoint in held} - ours if head else ()
     names = tuple(sorted(ours)), tuple(sorted(others))
-    return Audit(count, last, head, broken, paths.set_aside(), *complete, vouched, node, *names)
+    return Audit(
+        count, last, head, broken, paths.set_aside(), *complete, vouched, node, *names,
+        signed=documents.signed, unsigned=documents.unsigned, of_other_keys=dict(documents.of_other_keys),
+    )  # fmt: skip
+
+
+def _check_document(row: ledger_rows.LedgerRow, documents: Documents) -> None:
+    """CorruptLedgerError if the row holds no event, or the signed document of another row."""
+    if (entry := ledger_rows.entry(row)) is not None:
+        try:
+            documents.check(entry.event, entry.device)
+        except ReceiptError as error:
+            raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
 
 
 def _node(connection: sqlite3.Connection) -> str:
@@ -251,13 +271,14 @@ def _check_against(connection: sqlite3.Connection, last: int, vouched: int, chec
     rows = quantity(size, "row")
     if size > last:
         gone = f"row {last + 1} is missing: the checkpoint counts {rows}, and the last one here is {last}"
-        raise CorruptLedgerError(f"{gone}; rows were cut off, or an older copy was put back", last + 1)
+        why = "rows were cut off, an older copy was put back, or the checkpoint was signed after this copy was made"
+        raise CorruptLedgerError(f"{gone}; {why}", last + 1)
     if tree.frontier(connection, size).root != checkpoint.root:
         others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {rows}"
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
-def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[Batch]) -> None:
+def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[Batch], documents: Documents) -> None:
     """Check each batch of evidence, and that there is no other evidence. ``vouched``: those of the snapshot."""
     if database.batches(connection) != tuple(vouched):
         raise CorruptLedgerError("there is a batch of evidence without a snapshot")
@@ -268,6 +289,7 @@ def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[Batch]) ->
         compaction.check_evidence(batch, kept)
         warnings = database.warnings(connection, first, batch.cut)
         for row in kept:
+            _check_document(row, documents)
             if ledger_rows.is_warning(row) != (row.seq in warnings) and row.is_marked:
                 raise CorruptLedgerError(f"row {row.seq}: the mark of a warning was changed", row.seq)
         first = batch.cut + 1

@@ -70,20 +70,20 @@ def closing(
         HANDOVER: handover_digest(device.uuid, ended.boot_id, handover),
         RECEIPT: wipe.digest,  # that of the wipe
     }
-    words = partial(_words, WORDS[0][0])
+    words = as_said
     predicate = _given(
         device=_given(uuid=device.uuid, model=words(device.model), simulated=about.simulated or None),
         node=words(about.node),
         boot={"id": ended.boot_id},
         program={"name": about.name, "version": words(about.version)},
         tenant=_given(uid=ended.container, pod=words(ended.pod), owner=words(ended.acquired_by)),
-        began=_utc(ended.began),
-        ended=_utc(ended.ended),
+        began=utc(ended.began),
+        ended=utc(ended.ended),
         fence=_fence(ended.guarded, words),
         untilWiped=_fence(until_wiped, words),
         wiped={
             "receipt": wipe.id,
-            "finished": _utc(wipe.finished),
+            "finished": utc(wipe.finished),
             "coveredBytes": wipe.covered_bytes,
             "allocatableBytes": wipe.allocatable_bytes,
         },
@@ -136,7 +136,8 @@ def guarded_in(fence: Mapping[str, Any]) -> Guarded:
     )
 
 
-def _utc(moment: Moment | None) -> str | None:
+def utc(moment: Moment | None) -> str | None:
+    """A time in a statement."""
     if moment is None:
         return None
     return calendar_time.utc(moment.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -154,7 +155,7 @@ def _predicate(
         boot={"id": receipt.incarnation.boot_id, "driver": words(receipt.incarnation.driver)},
         program={"name": about.name, "version": words(about.version)},
         policy={"name": words(receipt.policy), "digest": receipt.policy_digest},
-        finished=_utc(receipt.finished),
+        finished=utc(receipt.finished),
         uptime=round(receipt.finished.uptime, 3),
         path=receipt.path.value,
         steps=[[step.value, round(seconds, 3)] for step, seconds in receipt.steps],
@@ -182,7 +183,7 @@ def _predicate(
             processesEnded=receipt.processes_terminated,
         ),
         witness=words(receipt.witness),
-        fence=_given(since=_utc(guarded.since)) | _fence(guarded, words),
+        fence=_given(since=utc(guarded.since)) | _fence(guarded, words),
         receipt=_given(id=receipt.id, previous=receipt.previous or "", lastOwner=owner_digest),
     )
 
@@ -202,9 +203,9 @@ def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def name_of(node: str) -> str:
-    """The name of a node in a statement: a long one is cut."""
-    return _words(WORDS[0][0], node)
+def as_said(text: str) -> str:
+    """A text that others have chosen, such as the name of a node, as a closing receipt has it: a long one is cut."""
+    return _words(WORDS[0][0], text)
 
 
 def _words(length: int, text: str) -> str:

@@ -18,6 +18,7 @@ from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
 from scrubber.ledger import opening
 from scrubber.ledger.compaction import Retention
 from tests.core import lives
+from tests.receipts.signing import sealed
 
 DAY = 86_400.0
 
@@ -30,11 +31,15 @@ def ago(days: float) -> Moment:
 def ledger(tmp_path):
     """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped.
 
-    ``index``: of the GPU since the last one. ``forgets``: what described the GPU before was dropped.
+    ``index``: of the GPU since the last one. ``forgets``: what described the GPU before was dropped. ``envelope``: of
+    each receipt.
     """
 
     def write(
-        *tenancies: tuple[str, float, float | None, float | None], index: int | None = None, forgets: bool = False
+        *tenancies: tuple[str, float, float | None, float | None],
+        index: int | None = None,
+        forgets: bool = False,
+        envelope: str = "",
     ) -> Path:
         path: Path = tmp_path / "ledger.db"
         store, _ = opening.open_or_set_aside(path, lives.NOW)
@@ -47,7 +52,8 @@ def ledger(tmp_path):
 
         def scrub(days: float, job: Job) -> None:
             add(days, ev.ScrubStarted(job))
-            add(days, lives.passed(record, ago(days)))
+            passed = lives.passed(record, ago(days))
+            add(days, replace(passed, receipt=replace(passed.receipt, envelope=envelope)))
 
         add(365, ev.Discovered(lives.DEVICE, lives.HERE))
         scrub(365, lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
@@ -122,6 +128,15 @@ def test_a_later_description_changes_no_earlier_handover(autoclave, ledger, forg
     run = autoclave("receipt", "list", "-o", "jsonl", "--file", file)
     assert [json.loads(line)["index"] for line in run.stdout.splitlines()] == listed
     assert autoclave("receipt", "list", "--file", file).exit_code == 0
+
+
+def test_a_copied_document_is_not_its_own(autoclave, ledger):
+    file = ledger(("old", 9, 8, 7), envelope=sealed(lives.proof(lives.CLEAN)).envelope)
+    [handover] = autoclave("receipt", "list", "-o", "jsonl", "--file", file).stdout.splitlines()
+    found = json.loads(handover)
+    assert (found["signature"], found["wipe_signature"]) == ("not its own", "not its own")
+    shown = autoclave("receipt", "show", found["wipe"], "--state-dir", file.parent)
+    assert (shown.exit_code, "its signed document has another " in shown.stderr) == (2, True)
 
 
 def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):

@@ -9,15 +9,15 @@ import pytest
 
 from autoclave.cli.output import human
 from scrubber.core import events as ev
+from scrubber.core import states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import ScrubPath, Trigger
 from scrubber.ledger import ledger_rows, opening
 from scrubber.ledger.compaction import Retention
-from scrubber.receipts import dsse, key, note, statement
+from scrubber.receipts import key, note
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
-from tests.receipts import vectors
-from tests.receipts.signing import WordSigner
+from tests.receipts.signing import WordSigner, sealed
 
 NODE, EARLIER, OTHER = WordSigner("node"), WordSigner("earlier"), WordSigner("other")
 OURS, THEIRS = "autoclave/gpu-7", "autoclave/gpu-8"
@@ -82,15 +82,18 @@ def test_a_key_of_the_ledger_shows_a_second_history(ledger, origin):
 
 def test_the_node_of_the_receipts_shows_a_second_history(tmp_path, autoclave):
     """Also by a key that the ledger does not name."""
-    said = statement.statement(
-        vectors.receipt(), lives.DEVICE, vectors.HANDOVER, statement.Program("0.1.0", node="gpu-7"), "", vectors.FENCE
-    )
     began = ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
     passed = lives.passed(lives.FIRST_LOOK)
-    passed = replace(passed, receipt=replace(passed.receipt, envelope=dsse.envelope(said, NODE)))
+    passed = replace(passed, receipt=sealed(passed.receipt, NODE, "gpu-7"))
     rows = (LedgerEntry(0, "GPU-1", lives.NOW, "op", event) for event in (began, passed))
     ledger = Ledger(tmp_path, autoclave, *rows)
-    assert ledger.verify([OTHER], ledger.right(OTHER))[0] == 0
+    code, out, _ = ledger.verify([OTHER, NODE], ledger.right(OTHER))
+    assert (code, "a given key has signed the documents of 1 row; 0 rows lack theirs" in out) == (0, True)
+    code, _, err = ledger.verify([OTHER], ledger.right(OTHER))
+    assert (code, f"the signed documents of 1 row in {ledger.path}: they are by the key {NODE.key_id}" in err) == (
+        2,
+        True,
+    )
     code, _, err = ledger.verify([EARLIER], ledger.wrong(EARLIER))
     assert (code, "there are two histories" in err) == (1, True)
     code, _, err = ledger.verify([OTHER], ledger.wrong(OTHER, THEIRS))
@@ -112,10 +115,10 @@ def test_after_a_rotation_both_keys_are_asked_for(ledger):
     assert (code, "give both with --key" in err) == (2, True)
 
 
-def test_a_key_without_a_checkpoint_is_not_used_silently(ledger):
+def test_a_key_without_a_checkpoint_is_not_enough(ledger):
     code, out, err = ledger.verify([OTHER])
     assert (code, " is intact: " in out) == (0, True)
-    assert "--key was not used: only with --checkpoint is it found that an older copy was put back" in err
+    assert "without --checkpoint, it is not found that an older copy was put back" in err
     assert ledger.verify([])[2] == ""
 
 
@@ -124,6 +127,20 @@ def test_a_row_that_a_start_refuses_is_damage(tmp_path, autoclave):
     released = LedgerEntry(0, "GPU-2", lives.NOW, "op", ev.Released("its job has ended"))
     code, _, err = Ledger(tmp_path, autoclave, released).verify([])
     assert (code, "cannot replay the ledger: " in err) == (1, True)
+
+
+@pytest.mark.parametrize("keep", [2, 0], ids=["new", "folded"])
+def test_a_document_that_was_copied_is_damage(tmp_path, autoclave, keep):
+    passed = lives.passed(lives.FIRST_LOOK)
+    another = sealed(replace(passed.receipt, id="0123456789abcdef"))
+    copied = replace(passed, receipt=replace(passed.receipt, envelope=another.envelope))
+    began = ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
+    store, _ = opening.open_or_set_aside(tmp_path / "ledger.db", lives.NOW)
+    store.append([ROW, *(replace(ROW, event=event) for event in (began, copied))])
+    store.compact(states.replay, keep, lives.NOW)
+    store.close()
+    run = autoclave("ledger", "verify", tmp_path / "ledger.db")
+    assert (run.exit_code, "row 4: its signed document has another receipt" in run.stderr) == (1, True)
 
 
 def test_verify_says_from_when_on_evidence_is_complete(tmp_path, autoclave):

@@ -47,14 +47,18 @@ def verify(
 
     FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Checkpoints
     that were kept elsewhere also show that rows were cut off, or that an older copy was put back; those of other nodes
-    are left out. Exit code 1, with the first wrong row, when the check fails; 2 when no checkpoint is of this node, or
-    one is by a key that was not given.
+    are left out. With keys, each signed document is verified too. Exit code 1, with the first wrong row, when the check
+    fails; 2 when no checkpoint is of this node, or one is by a key that was not given.
     """
     path = file or paths.ledger(state_dir)
-    held, unsigned = _opened(checkpoints, keys, state_dir)
-    result = reading.verify(path, held)
+    public = _public_keys(keys, state_dir) if keys or checkpoints else []
+    held, unsigned = _opened(checkpoints, public)
+    result = reading.verify(path, held, public)
     if result.broken is None and (why := _not_compared(result, held, unsigned)):
         raise FatalError(f"cannot compare {path} with the checkpoints: {why[0]}", why[1])
+    if result.broken is None and (by := result.of_other_keys):
+        rows, of = quantity(sum(by.values()), "row"), ", ".join(sorted(by))
+        raise FatalError(f"cannot verify the signed documents of {rows} in {path}: they are by the key {of}", BOTH_KEYS)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
@@ -66,10 +70,13 @@ def verify(
         if checkpoints and result.rows:
             of = ", ".join(result.compared)
             human.say(f"the checkpoints of {of} vouch for the rows up to {result.vouched}, and for none after it")
+        if public:
+            rows, none = (quantity(count, "row") for count in (result.signed, result.unsigned))
+            human.say(f"a given key has signed the documents of {rows}; {none} lack theirs")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
         human.warn(f"the checkpoints of other nodes are left out: {', '.join(others)}")
     if keys and not checkpoints:
-        human.warn("--key was not used: only with --checkpoint is it found that an older copy was put back")
+        human.warn("without --checkpoint, it is not found that an older copy was put back")
     for name in result.set_aside:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if result.broken is None:
@@ -92,18 +99,25 @@ def export(file: Path | None, state_dir: Path) -> None:
         document.emit_line(row)
 
 
-def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) -> tuple[list[Checkpoint], set[str]]:
+def _public_keys(files: tuple[Path, ...], state_dir: Path) -> list[bytes]:
+    """The public keys that may have signed: those in the files, or that of the node."""
+    if not files and not paths.receipt_key(state_dir).exists():
+        raise FatalError(f"cannot check the checkpoints: {state_dir} has no key", "name the key of the node with --key")
+    try:
+        return [key.public_key_of(each.read_text()) for each in files] or [key.read_key(state_dir).public_key]
+    except ReceiptError as error:
+        raise FatalError(f"cannot use the key: {error.message}", *error.remedies) from error
+
+
+def _opened(files: tuple[Path, ...], keys: list[bytes]) -> tuple[list[Checkpoint], set[str]]:
     """The checkpoints in these files, and the origins of those that none of the keys has signed."""
     held, unsigned = list[Checkpoint](), set[str]()
     if not files:
         return held, set()
-    if not keys and not paths.receipt_key(state_dir).exists():
-        raise FatalError(f"cannot check the checkpoints: {state_dir} has no key", "name the key of the node with --key")
     try:
-        public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
         for one in (one for each in files for one in note.notes_in(each.read_text())):
             try:
-                held.append(note.opened(one, public))
+                held.append(note.opened(one, keys))
             except NotSignedError as error:
                 unsigned.add(error.origin)
     except ReceiptError as error:

@@ -1,0 +1,103 @@
+"""A signed document counts in its own row only: whoever may write to the ledger can copy it into another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.policy_model import FenceMode
+from scrubber.core.events import LetIn, ScrubPassed, TenancyClosed
+from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
+from scrubber.core.model import Incarnation, Moment
+from scrubber.receipts import dsse, statement
+from scrubber.receipts.key import ReceiptError
+from scrubber.receipts.row_documents import Documents, why_not_its_own
+from tests.core import lives
+from tests.receipts.signing import WordSigner, sealed
+
+NODE, OTHER = WordSigner("node"), WordSigner("other")
+GPU = lives.DEVICE.uuid
+PROOF = sealed(lives.proof(lives.CLEAN), NODE)
+PASSED = ScrubPassed("job", PROOF)
+COUNTED = Guarded(lives.NOW, FenceMode.HOLD, "", FenceMode.WATCH, "0" * 16, "", 3, 1, 2, below='/a "group"')
+ENDED = EndedTenancy(7, "boot", lives.NOW, Moment(1.0, 1.0), "uid", "team/a" * 20, receipt="r1", guarded=COUNTED)
+
+
+def closed(ended: EndedTenancy = ENDED, until_wiped: Guarded = UNKNOWN) -> TenancyClosed:
+    said = statement.closing(ended, until_wiped, PROOF, lives.DEVICE, "hand-over", statement.Program("0.1.0"))
+    return TenancyClosed(ended, PROOF.id, until_wiped, dsse.envelope(said, NODE))
+
+
+def test_the_document_of_a_row_is_its_own():
+    owned = replace(ENDED, container=None, pod="", acquired_by="job 7", began=None, guarded=UNKNOWN)
+    for event in (PASSED, closed(), closed(owned, replace(COUNTED, open_to_all=True)), LetIn(("a",))):
+        assert why_not_its_own(event, GPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"id": "0" * 16}, "receipt"),
+        ({"incarnation": Incarnation("another", "driver")}, "boot"),
+        ({"finished": Moment(1.0, 1.0)}, "time"),
+        ({"covered_bytes": 1}, "coveredBytes"),
+        ({"allocatable_bytes": 1}, "allocatableBytes"),
+        ({"residue_bytes": 1}, "residueBytes"),
+    ],
+)
+def test_a_proof_with_the_document_of_another_is_found(change: dict[str, Any], differs: str):
+    forged = ScrubPassed("job", replace(PROOF, **change))
+    assert why_not_its_own(forged, GPU) == f"its signed document has another {differs}: it is of another row"
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"boot_id": "another"}, "boot"),
+        ({"began": Moment(2.0, 2.0)}, "beginning"),
+        ({"ended": Moment(2.0, 2.0)}, "end"),
+        ({"container": "another"}, "uid"),
+        ({"pod": "team/b"}, "pod"),
+        ({"acquired_by": "job 8"}, "owner"),
+        *(
+            ({"guarded": replace(COUNTED, **each)}, "fence")
+            for each in (
+                {"mode": FenceMode.REFUSE}, {"mode_before": FenceMode.REFUSE}, {"let_through": 0}, {"refused": 0},
+                {"ignored": 0}, {"gaps": 1}, {"open_to_all": True}, {"below": ""},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_an_end_with_the_document_of_another_is_found(change: dict[str, Any], differs: str):
+    forged = replace(closed(), ended=replace(ENDED, **change))
+    assert why_not_its_own(forged, GPU) == f"its signed document has another {differs}: it is of another row"
+
+
+def test_a_document_is_of_one_device_and_one_wipe():
+    for event in (PASSED, closed()):
+        assert "another device" in why_not_its_own(event, "GPU-2")
+    assert "another receipt" in why_not_its_own(replace(closed(), receipt="0" * 16), GPU)
+    assert "another untilWiped" in why_not_its_own(replace(closed(), until_wiped=COUNTED), GPU)
+
+
+def test_a_document_that_cannot_be_read_is_wrong():
+    for envelope in ("{", dsse.envelope(b'{"predicate":[]}', NODE)):
+        assert "cannot be read" in why_not_its_own(replace(closed(), envelope=envelope), GPU)
+
+
+def test_documents_are_counted_by_who_signed_them():
+    documents = Documents([NODE.public_key])
+    unsigned = ScrubPassed("job", replace(PROOF, envelope=""))
+    for event in (PASSED, closed(), unsigned, ScrubPassed("job", sealed(PROOF, OTHER)), LetIn(("a",))):
+        documents.check(event, GPU)
+    assert (documents.signed, documents.unsigned, documents.of_other_keys) == (2, 1, {OTHER.key_id: 1})
+
+
+def test_a_signature_that_is_not_by_its_key_is_wrong():
+    altered = PROOF.envelope.replace(NODE.key_id, OTHER.key_id)
+    event = ScrubPassed("job", replace(PROOF, envelope=altered))
+    with pytest.raises(ReceiptError, match="its signature is not by a given key"):
+        Documents([OTHER.public_key]).check(event, GPU)
+    Documents().check(event, GPU)
