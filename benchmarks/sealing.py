@@ -93,6 +93,7 @@ def _verify(state_dir: Path, rows: int) -> float:
 def _filled(state_dir: Path, rows: int) -> SqliteStore:
     """A ledger with so many rows."""
     store, _ = opening.open_or_set_aside(paths.ledger(state_dir), lives.NOW)
+    store.append([replace(ROW, event=ev.Discovered(lives.DEVICE, lives.HERE))])
     for _ in range(rows // AT_ONCE):
         store.append([ROW] * AT_ONCE)
     return store
