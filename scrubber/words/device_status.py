@@ -338,6 +338,7 @@ class DeviceWas(Enum):
     IDLE = "idle"
 
 
+_IF_IT_STAYS = "if the node needs it: add the path of its program to evict.bystanders, so that its uses end no proof"
 _BREAK_IN = "if nobody knows it, treat it as a break-in"
 _IF_UNKNOWN = {
     DeviceWas.GIVEN: _BREAK_IN,
@@ -482,7 +483,7 @@ def keeps_out(  # noqa: PLR0913 - all that is known
             yield from (
                 f"{named(last)} {did}",
                 *ends([last], pods, units),
-                *_if_monitors(filter(None, [pods.get(last.container or "")]), namespaces),
+                *(_if_monitors([pod], namespaces) if (pod := pods.get(last.container or "")) else [_IF_IT_STAYS]),
             )
         else:
             yield from (f"{named(last)} {did}, and is not running now", *find)
