@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
     "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "others_until_wiped",
-    "others_refused_until_wiped", "closing_signature",
+    "others_refused_until_wiped", "closing_signature", "row",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
@@ -104,16 +104,26 @@ def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: Ab
     """From the rows of then: what is written later changes nothing of a hand-over that has begun.
 
     ``present``: how the device is described now. If no row describes it, that has not changed since they were dropped.
+    Nothing vouches for that, so a signed document counts more.
     """
     describing = [it for it in described if it.device == row.device]
     if not describing:
-        return present
+        signed = _signed_device(row)
+        return replace(present, **signed) if signed else present
     before = (ledger_rows.decode(it.kind, it.body) for it in reversed(describing) if it.seq <= row.row)
     match next(before, None):
         case Discovered(device) | Described(device):
             return About(device.simulated, device.index, device.slice, device.model)
         case _:
             return About(present.simulated)
+
+
+def _signed_device(row: TenancyRow) -> dict[str, Any]:
+    """What its signed receipts say of the device; empty: they do not say it."""
+    for predicate in _predicates(row):
+        about = predicate["device"]
+        return {"model": str(about["model"]), "simulated": bool(about.get("simulated"))}
+    return {}
 
 
 def _lasted(row: TenancyRow, since: float) -> bool:
@@ -162,12 +172,14 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float, ho
 
 def _signed_on(row: TenancyRow) -> str:
     """The name of the node in its signed receipts; empty if it has none, or they name no node."""
+    return next((str(predicate["node"]) for predicate in _predicates(row) if "node" in predicate), "")
+
+
+def _predicates(row: TenancyRow) -> Iterator[dict[str, Any]]:
+    """Of its signed receipts."""
     for receipt in (row.proof, row.wipe):
         if receipt is not None and receipt.envelope:
-            predicate = json.loads(dsse.parsed(receipt.envelope).payload)["predicate"]
-            if "node" in predicate:
-                return str(predicate["node"])
-    return ""
+            yield json.loads(dsse.parsed(receipt.envelope).payload)["predicate"]
 
 
 def _item(row: TenancyRow, about: About, node: str) -> dict[str, object]:

@@ -66,8 +66,9 @@ class Offline:
 
     @property
     def set_aside(self) -> tuple[str, ...]:
-        """The names of damaged ledgers in the same directory."""
-        return LedgerPaths(self.path).set_aside()
+        """The names of damaged ledgers in the same directory, and of the one after which this one began."""
+        before = self.file.set_aside_before()
+        return tuple(dict.fromkeys([*LedgerPaths(self.path).set_aside(), *([before] if before else [])]))
 
     @property
     def kept(self) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
@@ -277,7 +277,16 @@ def measured(measurements: Measurements) -> dict[str, Any]:
 
 def digest_of(receipt: Receipt) -> str:
     """The digest over all fields of a receipt except its id, the digest, and the envelope, which names the digest."""
-    content = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest", "envelope"}}
+    return _digest(asdict(receipt))
+
+
+def digest_as_stored(passed: str) -> str:
+    """The same, of the receipt in a stored event. It holds for each version, whichever fields a receipt had then."""
+    return _digest(json.loads(passed)["receipt"])
+
+
+def _digest(receipt: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in receipt.items() if name not in {"id", "digest", "envelope"}}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=lambda word: str(word.value))
     return hashlib.sha256(text.encode()).hexdigest()
 

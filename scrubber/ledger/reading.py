@@ -56,6 +56,12 @@ class LedgerFile:
             note = next(database.notes(connection, ledger_rows.KEY), None)
             return str(json.loads(note)["key"]) if note is not None else ""
 
+    def set_aside_before(self) -> str:
+        """The name of the damaged ledger after which this one began; empty if there was none."""
+        with consistent_view(LedgerPaths(self.path)) as connection:
+            begun = next(database.notes(connection, ledger_rows.BEGUN), "{}")
+            return str(json.loads(begun).get("set_aside", ""))
+
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That a row is in the tree of the first ``size`` rows; and the row's hash."""
         with consistent_view(LedgerPaths(self.path)) as connection:
@@ -174,7 +180,7 @@ class Audit:
     left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
     signed: int = 0  # rows with a signed document of their own, by one of the keys if any was given
     unsigned: int = 0  # rows that could have one, and have none
-    of_other_keys: Mapping[str, int] = field(default_factory=dict)  # rows by the id of a key that was not given
+    of_other_keys: Mapping[str, int] = field(default_factory=dict)  # by the id of a key that was not given, a first row
 
 
 def verify(
@@ -220,7 +226,7 @@ def verify(
     names = tuple(sorted(ours)), tuple(sorted(others))
     return Audit(
         count, last, head, broken, paths.set_aside(), *complete, vouched, node, *names,
-        signed=documents.signed, unsigned=documents.unsigned, of_other_keys=dict(documents.of_other_keys),
+        signed=documents.signed, unsigned=documents.unsigned, of_other_keys=documents.of_other_keys,
     )  # fmt: skip
 
 
@@ -228,7 +234,7 @@ def _check_document(row: ledger_rows.LedgerRow, documents: Documents) -> None:
     """CorruptLedgerError if the row holds no event, or the signed document of another row."""
     if (entry := ledger_rows.entry(row)) is not None:
         try:
-            documents.check(entry.event, entry.device)
+            documents.check(row.seq, entry.event, entry.device, row.body)
         except ReceiptError as error:
             raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
 
@@ -274,8 +280,10 @@ def _check_against(connection: sqlite3.Connection, last: int, vouched: int, chec
         why = "rows were cut off, an older copy was put back, or the checkpoint was signed after this copy was made"
         raise CorruptLedgerError(f"{gone}; {why}", last + 1)
     if tree.frontier(connection, size).root != checkpoint.root:
-        others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {rows}"
-        raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
+        first = vouched + 1 if vouched < size else 1
+        others = f"the rows from {first} to {size} are not those of the checkpoint of {rows}"
+        why = "there are two histories, or the checkpoint is of another ledger that this node had"
+        raise CorruptLedgerError(f"{others}: {why}", first)
 
 
 def _check_evidence(connection: sqlite3.Connection, vouched: Sequence[Batch], documents: Documents) -> None:

@@ -6,18 +6,19 @@ Nobody can sign without the key, but whoever may write to the ledger can copy a 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from ground.quantities import quantity
 from policies.policy_model import FenceMode
+from scrubber.core import verdict
 from scrubber.core.events import Event, ScrubPassed, TenancyClosed
 from scrubber.core.guarded import Guarded
 from scrubber.core.model import Receipt
 from scrubber.receipts import dsse, key
 from scrubber.receipts.key import ReceiptError
-from scrubber.receipts.statement import as_said, guarded_in, utc
+from scrubber.receipts.statement import RECEIPT, as_said, guarded_in, utc
 
 _Compared: TypeAlias = Mapping[str, tuple[object, object]]  # by its name: what the row says, and what was signed
 
@@ -38,40 +39,45 @@ class Documents:
     keys: Collection[bytes] = ()  # public ones that may have signed; without any, no signature is verified
     signed: int = 0  # rows, by one of the keys if there are any
     unsigned: int = 0
-    of_other_keys: Counter[str] = field(default_factory=Counter)  # rows by the ids of keys that are none of these
+    of_other_keys: dict[str, int] = field(
+        default_factory=dict
+    )  # by the id of a key that is none of these, its first row
 
-    def check(self, event: Event, device: str) -> None:
-        """Count the document of this event of a device; ReceiptError if it is wrong."""
+    def check(self, row: int, event: Event, device: str, body: str) -> None:
+        """Count the document of this event of a device; ReceiptError if it is wrong. ``body``: the event as stored."""
         if (envelope := document_in(event)) is None:
             return
-        if why := why_not_its_own(event, device):
+        if why := why_not_its_own(event, device, body):
             raise ReceiptError(why)
         if not envelope:
             self.unsigned += 1
             return
         signers = [name for name, _ in dsse.parsed(envelope).signatures]
-        if self.keys and {*signers}.isdisjoint(map(key.key_id, self.keys)):
-            self.of_other_keys[" and ".join(signers)] += 1
+        if len(signers) != 1:
+            raise ReceiptError(f"its signed document has {quantity(len(signers), 'signature')}, not one")
+        by = [each for each in self.keys if key.key_id(each) in signers]
+        if self.keys and not by:
+            self.of_other_keys.setdefault(signers[0], row)
             return
-        if self.keys:
-            dsse.opened(envelope, self.keys)
+        if by:
+            dsse.opened(envelope, by)
         self.signed += 1
 
 
-def why_not_its_own(event: Event, device: str) -> str:
+def why_not_its_own(event: Event, device: str, body: str = "") -> str:
     """Why the signed document of this event of a device is not its own; empty if it is, or if there is none.
 
-    Compares only what each version has written.
+    Compares only what each version has written. ``body``: the event as it is stored, of which all is compared.
     """
     if not (envelope := document_in(event)):
         return ""
     try:
-        said = json.loads(dsse.parsed(envelope).payload)["predicate"]
+        said = json.loads(dsse.parsed(envelope).payload)
         match event:
             case ScrubPassed(receipt=receipt):
-                compared = _of_scrub(said, receipt, device)
+                compared = _of_scrub(said, receipt, device, body)
             case TenancyClosed():
-                compared = _of_tenancy(said, event, device)
+                compared = _of_tenancy(said["predicate"], event, device)
             case _:
                 return ""
     except (ReceiptError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -80,16 +86,18 @@ def why_not_its_own(event: Event, device: str) -> str:
     return f"its signed document has another {differs[0]}: it is of another row" if differs else ""
 
 
-def _of_scrub(said: Any, receipt: Receipt, device: str) -> _Compared:  # noqa: ANN401 - as JSON has it
-    cleared = said["sanitization"]
+def _of_scrub(said: Any, receipt: Receipt, device: str, body: str) -> _Compared:  # noqa: ANN401 - as JSON has it
+    predicate, [digest] = said["predicate"], [it["digest"]["sha256"] for it in said["subject"] if it["name"] == RECEIPT]
+    cleared = predicate["sanitization"]
     return {
-        "device": (device, said["device"]["uuid"]),
-        "receipt": (receipt.id, said["receipt"]["id"]),
-        "boot": (receipt.incarnation.boot_id, said["boot"]["id"]),
-        "time": (utc(receipt.finished), said["finished"]),
+        "device": (device, predicate["device"]["uuid"]),
+        "receipt": (receipt.id, predicate["receipt"]["id"]),
+        "previous": (receipt.previous or "", predicate["receipt"].get("previous", "")),
+        "time": (utc(receipt.finished), predicate["finished"]),
         "coveredBytes": (receipt.covered_bytes, cleared["coveredBytes"]),
         "allocatableBytes": (receipt.allocatable_bytes, cleared["allocatableBytes"]),
-        "residueBytes": (receipt.residue_bytes, said["found"]["residueBytes"]),
+        "residueBytes": (receipt.residue_bytes, predicate["found"]["residueBytes"]),
+        "digest": (verdict.digest_as_stored(body) if body else receipt.digest, digest),
     }
 
 

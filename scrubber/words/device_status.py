@@ -480,11 +480,9 @@ def keeps_out(  # noqa: PLR0913 - all that is known
         elif last is None:
             yield from (f"a process that leaves before it can be named {did}", *find)
         elif last in users or last.container in pods:
-            yield from (
-                f"{named(last)} {did}",
-                *ends([last], pods, units),
-                *(_if_monitors([pod], namespaces) if (pod := pods.get(last.container or "")) else [_IF_IT_STAYS]),
-            )
+            of_pod = pods.get(last.container or "")
+            yield from (f"{named(last)} {did}", *ends([last], pods, units))
+            yield from _if_monitors([of_pod], namespaces) if of_pod else [_IF_IT_STAYS]
         else:
             yield from (f"{named(last)} {did}, and is not running now", *find)
     if len(uses) > MOST:

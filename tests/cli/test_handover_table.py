@@ -17,8 +17,9 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
 from scrubber.ledger import opening
 from scrubber.ledger.compaction import Retention
+from scrubber.receipts import dsse
 from tests.core import lives
-from tests.receipts.signing import sealed
+from tests.receipts.signing import WordSigner, sealed
 
 DAY = 86_400.0
 
@@ -128,6 +129,15 @@ def test_a_later_description_changes_no_earlier_handover(autoclave, ledger, forg
     run = autoclave("receipt", "list", "-o", "jsonl", "--file", file)
     assert [json.loads(line)["index"] for line in run.stdout.splitlines()] == listed
     assert autoclave("receipt", "list", "--file", file).exit_code == 0
+
+
+def test_a_signed_receipt_says_whether_a_gpu_is_simulated(autoclave, ledger):
+    """The snapshot describes a GPU whose rows were dropped, and nothing vouches for that."""
+    said = {"predicate": {"device": {"uuid": "GPU-1", "model": "Simulated GPU", "simulated": True}}}
+    file = ledger(("old", 9, 8, 7), forgets=True, envelope=dsse.envelope(json.dumps(said).encode(), WordSigner()))
+    [handover] = autoclave("receipt", "list", "-o", "jsonl", "--file", file).stdout.splitlines()
+    found = json.loads(handover)
+    assert (found["model"], found["simulated"]) == ("Simulated GPU", True)
 
 
 def test_a_copied_document_is_not_its_own(autoclave, ledger):

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from scrubber.core import verdict
 from scrubber.core.model import Receipt
 from scrubber.receipts import dsse, key, statement
 from tests.core import lives
@@ -35,6 +36,7 @@ class WordSigner:
 
 def sealed(receipt: Receipt, signer=None, node="") -> Receipt:
     """This receipt with its signed document."""
+    receipt = replace(receipt, digest=verdict.digest_of(receipt))
     about = statement.Program("0.1.0", node=node)
     said = statement.statement(receipt, lives.DEVICE, "hand-over", about, "")
     return replace(receipt, envelope=dsse.envelope(said, signer or WordSigner()))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from policies.policy_model import FenceMode
-from scrubber.core.events import LetIn, ScrubPassed, TenancyClosed
+from scrubber.core.events import Event, LetIn, ScrubPassed, TenancyClosed
 from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.model import Incarnation, Moment
+from scrubber.ledger import ledger_rows
 from scrubber.receipts import dsse, statement
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.row_documents import Documents, why_not_its_own
@@ -21,6 +22,12 @@ NODE, OTHER = WordSigner("node"), WordSigner("other")
 GPU = lives.DEVICE.uuid
 PROOF = sealed(lives.proof(lives.CLEAN), NODE)
 PASSED = ScrubPassed("job", PROOF)
+
+
+def stored(event: Event) -> str:
+    return ledger_rows.encode(event)[1]
+
+
 COUNTED = Guarded(lives.NOW, FenceMode.HOLD, "", FenceMode.WATCH, "0" * 16, "", 3, 1, 2, below='/a "group"')
 ENDED = EndedTenancy(7, "boot", lives.NOW, Moment(1.0, 1.0), "uid", "team/a" * 20, receipt="r1", guarded=COUNTED)
 
@@ -33,23 +40,35 @@ def closed(ended: EndedTenancy = ENDED, until_wiped: Guarded = UNKNOWN) -> Tenan
 def test_the_document_of_a_row_is_its_own():
     owned = replace(ENDED, container=None, pod="", acquired_by="job 7", began=None, guarded=UNKNOWN)
     for event in (PASSED, closed(), closed(owned, replace(COUNTED, open_to_all=True)), LetIn(("a",))):
-        assert why_not_its_own(event, GPU) == ""
+        assert why_not_its_own(event, GPU) == why_not_its_own(event, GPU, stored(event)) == ""
 
 
 @pytest.mark.parametrize(
     ("change", "differs"),
     [
         ({"id": "0" * 16}, "receipt"),
-        ({"incarnation": Incarnation("another", "driver")}, "boot"),
         ({"finished": Moment(1.0, 1.0)}, "time"),
         ({"covered_bytes": 1}, "coveredBytes"),
         ({"allocatable_bytes": 1}, "allocatableBytes"),
         ({"residue_bytes": 1}, "residueBytes"),
+        ({"previous": "0" * 64}, "previous"),
+        ({"digest": "0" * 64}, "digest"),
     ],
 )
 def test_a_proof_with_the_document_of_another_is_found(change: dict[str, Any], differs: str):
     forged = ScrubPassed("job", replace(PROOF, **change))
     assert why_not_its_own(forged, GPU) == f"its signed document has another {differs}: it is of another row"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"searched_bytes": 0}, {"units": 1}, {"policy": "other"}, {"incarnation": Incarnation("another", "driver")}],
+    ids=str,
+)
+def test_no_field_of_a_signed_proof_can_be_changed(change: dict[str, Any]):
+    """Also those that the document does not have: it has the digest of them all."""
+    event = ScrubPassed("job", replace(PROOF, **change))
+    assert "another digest" in why_not_its_own(event, GPU, stored(event))
 
 
 @pytest.mark.parametrize(
@@ -87,17 +106,29 @@ def test_a_document_that_cannot_be_read_is_wrong():
         assert "cannot be read" in why_not_its_own(replace(closed(), envelope=envelope), GPU)
 
 
+def check(documents: Documents, *events: Event) -> None:
+    for row, event in enumerate(events):
+        documents.check(row, event, GPU, stored(event))
+
+
 def test_documents_are_counted_by_who_signed_them():
     documents = Documents([NODE.public_key])
     unsigned = ScrubPassed("job", replace(PROOF, envelope=""))
-    for event in (PASSED, closed(), unsigned, ScrubPassed("job", sealed(PROOF, OTHER)), LetIn(("a",))):
-        documents.check(event, GPU)
-    assert (documents.signed, documents.unsigned, documents.of_other_keys) == (2, 1, {OTHER.key_id: 1})
+    check(documents, PASSED, closed(), unsigned, *[ScrubPassed("job", sealed(PROOF, OTHER))] * 2, LetIn(("a",)))
+    assert (documents.signed, documents.unsigned, documents.of_other_keys) == (2, 1, {OTHER.key_id: 3})
 
 
 def test_a_signature_that_is_not_by_its_key_is_wrong():
     altered = PROOF.envelope.replace(NODE.key_id, OTHER.key_id)
     event = ScrubPassed("job", replace(PROOF, envelope=altered))
-    with pytest.raises(ReceiptError, match="its signature is not by a given key"):
-        Documents([OTHER.public_key]).check(event, GPU)
-    Documents().check(event, GPU)
+    for keys in ([OTHER.public_key], [NODE.public_key, OTHER.public_key]):
+        with pytest.raises(ReceiptError, match="its signature is not by a given key"):
+            check(Documents(keys), event)
+    check(Documents(), event)
+
+
+@pytest.mark.parametrize("signers", [(), (NODE, OTHER)], ids=["none", "two"])
+def test_a_document_has_one_signature(signers: tuple[WordSigner, ...]):
+    envelope = dsse.envelope(dsse.parsed(PROOF.envelope).payload, *signers)
+    with pytest.raises(ReceiptError, match=f"its signed document has {len(signers)} signatures, not one"):
+        check(Documents([NODE.public_key]), ScrubPassed("job", replace(PROOF, envelope=envelope)))

@@ -57,8 +57,8 @@ def verify(
     if result.broken is None and (why := _not_compared(result, held, unsigned)):
         raise FatalError(f"cannot compare {path} with the checkpoints: {why[0]}", why[1])
     if result.broken is None and (by := result.of_other_keys):
-        rows, of = quantity(sum(by.values()), "row"), ", ".join(sorted(by))
-        raise FatalError(f"cannot verify the signed documents of {rows} in {path}: they are by the key {of}", BOTH_KEYS)
+        first = ", ".join(f"the one in row {row} is by the key {name}" for name, row in sorted(by.items()))
+        raise FatalError(f"cannot verify each signed document in {path}: {first}, as it says", BOTH_KEYS)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
@@ -71,8 +71,8 @@ def verify(
             of = ", ".join(result.compared)
             human.say(f"the checkpoints of {of} vouch for the rows up to {result.vouched}, and for none after it")
         if public:
-            rows, none = (quantity(count, "row") for count in (result.signed, result.unsigned))
-            human.say(f"a given key has signed the documents of {rows}; {none} lack theirs")
+            none = f"; rows without one: {result.unsigned}" if result.unsigned else ", and none is missing"
+            human.say(f"a given key has signed the documents of {quantity(result.signed, 'row')}{none}")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
         human.warn(f"the checkpoints of other nodes are left out: {', '.join(others)}")
     if keys and not checkpoints:

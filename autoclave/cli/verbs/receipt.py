@@ -49,7 +49,7 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     wiped at --since: regular lists leave none out, and repeat those that went on. The tenant is the pod, by
     its UID if its name was never known, or the job or claim that the GPU was acquired for. The table shows local time;
     the other formats show UTC and more columns. `unsigned`: the receipt is not signed; `unknown`: its row is no longer
-    in the ledger.
+    in the ledger; `not its own`: its signed document was copied from another row.
 
     The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so. With
