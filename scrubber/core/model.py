@@ -387,7 +387,7 @@ class StepResult:
 
 def signer_of(envelope: str) -> str:
     """The id of the key that signed a document, as the document says it; empty: it is not signed."""
-    return str(json.loads(envelope)["signatures"][0]["keyid"]) if envelope else ""
+    return next((str(each["keyid"]) for each in json.loads(envelope)["signatures"]), "") if envelope else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +59,8 @@ class LedgerFile:
     def set_aside_before(self) -> str:
         """The name of the damaged ledger after which this one began; empty if there was none."""
         with consistent_view(LedgerPaths(self.path)) as connection:
-            begun = next(database.notes(connection, ledger_rows.BEGUN), "{}")
-            return str(json.loads(begun).get("set_aside", ""))
+            first = [*database.notes(connection, ledger_rows.BEGUN)][-1:]  # a later one was planted
+            return str(json.loads(first[0]).get("set_aside", "")) if first else ""
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That a row is in the tree of the first ``size`` rows; and the row's hash."""
@@ -180,6 +180,7 @@ class Audit:
     left_out: tuple[str, ...] = ()  # the origins of those that are of other nodes
     signed: int = 0  # rows with a signed document of their own, by one of the keys if any was given
     unsigned: int = 0  # rows that could have one, and have none
+    first_unsigned: int = 0  # the first of them
     of_other_keys: Mapping[str, int] = field(default_factory=dict)  # by the id of a key that was not given, a first row
 
 
@@ -208,6 +209,8 @@ def verify(
             if snapshot is not None:
                 ledger_rows.decode_records(snapshot.records)
                 tree.check_folded(connection, snapshot)
+                for seq, digest in tree.documents(connection, snapshot.cut):
+                    _check(seq, documents.found, seq, digest)
                 first = _check_complete(connection, snapshot)
                 complete = first, entry_queries.time_of(connection, first)
                 _check_devices(connection, snapshot)
@@ -226,17 +229,22 @@ def verify(
     names = tuple(sorted(ours)), tuple(sorted(others))
     return Audit(
         count, last, head, broken, paths.set_aside(), *complete, vouched, node, *names,
-        signed=documents.signed, unsigned=documents.unsigned, of_other_keys=documents.of_other_keys,
+        signed=documents.signed, unsigned=documents.unsigned, first_unsigned=documents.first_unsigned,
+        of_other_keys=documents.of_other_keys,
     )  # fmt: skip
 
 
 def _check_document(row: ledger_rows.LedgerRow, documents: Documents) -> None:
-    """CorruptLedgerError if the row holds no event, or the signed document of another row."""
+    """CorruptLedgerError if the row holds no event, or a signed document that is not its own."""
     if (entry := ledger_rows.entry(row)) is not None:
-        try:
-            documents.check(row.seq, entry.event, entry.device, row.body)
-        except ReceiptError as error:
-            raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
+        _check(row.seq, documents.check, row.seq, entry.event, entry.device, row.body)
+
+
+def _check(seq: int, check: Callable[..., None], *about: object) -> None:
+    try:
+        check(*about)
+    except ReceiptError as error:
+        raise CorruptLedgerError(f"row {seq}: {error.message}", seq) from error
 
 
 def _node(connection: sqlite3.Connection) -> str:

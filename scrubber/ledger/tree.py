@@ -141,6 +141,13 @@ def marks(connection: sqlite3.Connection, first: int, last: int) -> Iterator[tup
         yield place + 1, mark
 
 
+def documents(connection: sqlite3.Connection, last: int) -> Iterator[tuple[int, bytes]]:
+    """The deleted rows up to this one that had a signed document, with its SHA-256. Not those of older versions."""
+    for place, stored in islice(connection.execute(_NODES, (0, 0)), last):
+        if len(stored) != _HASH and (digest := stored.partition(b"\n")[2][_HASH:]):
+            yield place + 1, digest
+
+
 def leaf(row: LedgerRow) -> bytes:
     """The leaf of a row; CorruptLedgerError if it is said to have a receipt and has none."""
     return merkle.leaf_of_row(row.hash, _envelope(row))

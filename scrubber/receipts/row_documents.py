@@ -5,6 +5,7 @@ Nobody can sign without the key, but whoever may write to the ledger can copy a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ class Documents:
     keys: Collection[bytes] = ()  # public ones that may have signed; without any, no signature is verified
     signed: int = 0  # rows, by one of the keys if there are any
     unsigned: int = 0
+    first_unsigned: int = 0  # row
+    rows: dict[bytes, int] = field(default_factory=dict)  # by the SHA-256 of the document that it has, or had
     of_other_keys: dict[str, int] = field(
         default_factory=dict
     )  # by the id of a key that is none of these, its first row
@@ -50,8 +53,9 @@ class Documents:
         if why := why_not_its_own(event, device, body):
             raise ReceiptError(why)
         if not envelope:
-            self.unsigned += 1
+            self.unsigned, self.first_unsigned = self.unsigned + 1, min(self.first_unsigned or row, row)
             return
+        self.found(row, hashlib.sha256(envelope.encode()).digest())
         signers = [name for name, _ in dsse.parsed(envelope).signatures]
         if len(signers) != 1:
             raise ReceiptError(f"its signed document has {quantity(len(signers), 'signature')}, not one")
@@ -62,6 +66,11 @@ class Documents:
         if by:
             dsse.opened(envelope, by)
         self.signed += 1
+
+    def found(self, row: int, digest: bytes) -> None:
+        """A row has, or had, the document with this SHA-256; ReceiptError if another row has it."""
+        if (other := self.rows.setdefault(digest, row)) != row:
+            raise ReceiptError(f"row {other} has the same signed document")
 
 
 def why_not_its_own(event: Event, device: str, body: str = "") -> str:
@@ -97,7 +106,8 @@ def _of_scrub(said: Any, receipt: Receipt, device: str, body: str) -> _Compared:
         "coveredBytes": (receipt.covered_bytes, cleared["coveredBytes"]),
         "allocatableBytes": (receipt.allocatable_bytes, cleared["allocatableBytes"]),
         "residueBytes": (receipt.residue_bytes, predicate["found"]["residueBytes"]),
-        "digest": (verdict.digest_as_stored(body) if body else receipt.digest, digest),
+        "digest": (receipt.digest, digest),
+        "content": (verdict.digest_as_stored(body) if body else digest, digest),
     }
 
 

@@ -88,7 +88,7 @@ def test_the_node_of_the_receipts_shows_a_second_history(tmp_path, autoclave):
     rows = (LedgerEntry(0, "GPU-1", lives.NOW, "op", event) for event in (began, passed))
     ledger = Ledger(tmp_path, autoclave, *rows)
     code, out, _ = ledger.verify([OTHER, NODE], ledger.right(OTHER))
-    assert (code, "a given key has signed the documents of 1 row, and none is missing" in out) == (0, True)
+    assert (code, "a given key has signed the documents of 1 row\n" in out) == (0, True)
     code, _, err = ledger.verify([OTHER], ledger.right(OTHER))
     assert (code, f"the one in row 5 is by the key {NODE.key_id}, as it says; " in err) == (2, True)
     code, _, err = ledger.verify([EARLIER], ledger.wrong(EARLIER))

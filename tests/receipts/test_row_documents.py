@@ -68,7 +68,7 @@ def test_a_proof_with_the_document_of_another_is_found(change: dict[str, Any], d
 def test_no_field_of_a_signed_proof_can_be_changed(change: dict[str, Any]):
     """Also those that the document does not have: it has the digest of them all."""
     event = ScrubPassed("job", replace(PROOF, **change))
-    assert "another digest" in why_not_its_own(event, GPU, stored(event))
+    assert "another content" in why_not_its_own(event, GPU, stored(event))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,10 @@ def check(documents: Documents, *events: Event) -> None:
 def test_documents_are_counted_by_who_signed_them():
     documents = Documents([NODE.public_key])
     unsigned = ScrubPassed("job", replace(PROOF, envelope=""))
-    check(documents, PASSED, closed(), unsigned, *[ScrubPassed("job", sealed(PROOF, OTHER))] * 2, LetIn(("a",)))
-    assert (documents.signed, documents.unsigned, documents.of_other_keys) == (2, 1, {OTHER.key_id: 3})
+    by_other = [ScrubPassed("job", sealed(replace(PROOF, job=job), OTHER)) for job in "ab"]
+    check(documents, PASSED, closed(), unsigned, *by_other, LetIn(("a",)))
+    assert (documents.signed, documents.unsigned, documents.first_unsigned) == (2, 1, 2)
+    assert documents.of_other_keys == {OTHER.key_id: 3}
 
 
 def test_a_signature_that_is_not_by_its_key_is_wrong():
@@ -125,6 +127,11 @@ def test_a_signature_that_is_not_by_its_key_is_wrong():
         with pytest.raises(ReceiptError, match="its signature is not by a given key"):
             check(Documents(keys), event)
     check(Documents(), event)
+
+
+def test_a_document_is_in_one_row_only():
+    with pytest.raises(ReceiptError, match="row 0 has the same signed document"):
+        check(Documents(), PASSED, closed(), PASSED)
 
 
 @pytest.mark.parametrize("signers", [(), (NODE, OTHER)], ids=["none", "two"])

@@ -71,7 +71,7 @@ def verify(
             of = ", ".join(result.compared)
             human.say(f"the checkpoints of {of} vouch for the rows up to {result.vouched}, and for none after it")
         if public:
-            none = f"; rows without one: {result.unsigned}" if result.unsigned else ", and none is missing"
+            none = f"; {result.unsigned} have none, the first is row {result.first_unsigned}" if result.unsigned else ""
             human.say(f"a given key has signed the documents of {quantity(result.signed, 'row')}{none}")
     if others := sorted({*result.left_out, *unsigned} - {*result.compared} if result.broken is None else ()):
         human.warn(f"the checkpoints of other nodes are left out: {', '.join(others)}")
