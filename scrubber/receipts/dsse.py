@@ -31,9 +31,14 @@ class Envelope:
 def envelope(payload: bytes, *signers: Signer, payload_type: str = PAYLOAD_TYPE) -> str:
     """A document with the signatures of these signers, in one line of JSON."""
     message = pae(payload_type, payload)
-    signatures = [{"keyid": signer.key_id, "sig": _base64(signer.sign(message))} for signer in signers]
-    document = {"payloadType": payload_type, "payload": _base64(payload), "signatures": signatures}
-    return json.dumps(document, separators=(",", ":"))
+    return written(Envelope(payload_type, payload, tuple((each.key_id, each.sign(message)) for each in signers)))
+
+
+def written(document: Envelope) -> str:
+    """The one text in which this service writes it."""
+    signatures = [{"keyid": name, "sig": _base64(signature)} for name, signature in document.signatures]
+    content = {"payloadType": document.payload_type, "payload": _base64(document.payload), "signatures": signatures}
+    return json.dumps(content, separators=(",", ":"))
 
 
 def parsed(text: str) -> Envelope:

@@ -56,7 +56,10 @@ class Documents:
             self.unsigned, self.first_unsigned = self.unsigned + 1, min(self.first_unsigned or row, row)
             return
         self.found(row, hashlib.sha256(envelope.encode()).digest())
-        signers = [name for name, _ in dsse.parsed(envelope).signatures]
+        document = dsse.parsed(envelope)
+        if envelope != dsse.written(document):  # otherwise a copy would not have the same SHA-256
+            raise ReceiptError("its signed document is not in the form in which the service writes it")
+        signers = [name for name, _ in document.signatures]
         if len(signers) != 1:
             raise ReceiptError(f"its signed document has {quantity(len(signers), 'signature')}, not one")
         by = [each for each in self.keys if key.key_id(each) in signers]
@@ -70,7 +73,7 @@ class Documents:
     def found(self, row: int, digest: bytes) -> None:
         """A row has, or had, the document with this SHA-256; ReceiptError if another row has it."""
         if (other := self.rows.setdefault(digest, row)) != row:
-            raise ReceiptError(f"row {other} has the same signed document")
+            raise ReceiptError(f"row {other} has the same signed document, and the later row is the copy")
 
 
 def why_not_its_own(event: Event, device: str, body: str = "") -> str:

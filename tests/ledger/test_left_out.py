@@ -209,7 +209,10 @@ def test_the_document_of_a_deleted_row_is_not_used_again(forging):
     forging.store.append([LedgerEntry(0, "GPU-1", NOW, "op", story[deleted - 2])])
     broken = forging.verify().broken
     assert broken is not None
-    assert broken.why == f"row {deleted}: row {forging.store.head.size} has the same signed document"
+    assert (
+        broken.why
+        == f"row {deleted}: row {forging.store.head.size} has the same signed document, and the later row is the copy"
+    )
 
 
 def test_evidence_that_retention_has_dropped_is_said(forging):

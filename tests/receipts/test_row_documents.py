@@ -134,6 +134,16 @@ def test_a_document_is_in_one_row_only():
         check(Documents(), PASSED, closed(), PASSED)
 
 
+@pytest.mark.parametrize(
+    "change", [(":", ": "), ("{", '{"x":1,'), ("}]}", "}]} ")], ids=["a space", "a field", "an end"]
+)
+def test_a_document_has_one_text(change: tuple[str, str]):
+    """With another one, it could be in two rows."""
+    changed = PROOF.envelope.replace(*change, 1)
+    with pytest.raises(ReceiptError, match="not in the form in which the service writes it"):
+        check(Documents([NODE.public_key]), ScrubPassed("job", replace(PROOF, envelope=changed)))
+
+
 @pytest.mark.parametrize("signers", [(), (NODE, OTHER)], ids=["none", "two"])
 def test_a_document_has_one_signature(signers: tuple[WordSigner, ...]):
     envelope = dsse.envelope(dsse.parsed(PROOF.envelope).payload, *signers)
