@@ -72,14 +72,15 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
 
     Closing receipts also by the id with which the hand-over began, and by its tenant: one for each GPU.
     """
-    found: dict[str, Signed] = {}
+    found: dict[str, tuple[views.HistoryEntry, dict[str, Any]]] = {}
     if kind is CLOSINGS or ID.fullmatch(name):
         for entry in reversed(await history("", limit=EVERY, kinds=(kind.row,))):
             receipt, names = _about(entry, kind)
-            if name in names and entry.device not in found:
-                found[entry.device] = _opened(entry, receipt, kind)
+            # Without the key, somebody may have written an unsigned row with the same name later.
+            if name in names and not (entry.device in found and found[entry.device][1].get("envelope")):
+                found[entry.device] = entry, receipt
     if found:
-        return list(found.values())
+        return [_opened(entry, receipt, kind) for entry, receipt in found.values()]
     try:
         entries = [] if ID.fullmatch(name) else await history(name, limit=1, kinds=(kind.row,))
     except InvalidRequest as error:

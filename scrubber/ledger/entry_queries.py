@@ -78,15 +78,13 @@ def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | 
     return first
 
 
-def time_of(connection: sqlite3.Connection, first: int) -> float:
-    """The wall time of this row, or of the first one after it that is there; 0 for the first row of all."""
-    if first <= 1:
-        return 0.0
-    after = "SELECT wall FROM {0} WHERE seq = (SELECT min(seq) FROM {0} WHERE seq >= ?)"
+def first_from(connection: sqlite3.Connection, first: int) -> tuple[int, float]:
+    """The number and the wall time of this row, or of the first one after it that is there; zeros if there is none."""
+    after = "SELECT seq, wall FROM {0} WHERE seq = (SELECT min(seq) FROM {0} WHERE seq >= ?)"
     for table in ("evidence", "entries"):
         if columns := connection.execute(after.format(table), (first,)).fetchone():
-            return float(columns[0])
-    return 0.0
+            return int(columns[0]), float(columns[1])
+    return 0, 0.0
 
 
 def kept(connection: sqlite3.Connection) -> Kept:

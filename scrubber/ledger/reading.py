@@ -173,7 +173,7 @@ class Audit:
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
     complete_from: int = 1  # no evidence of this row or a later one was left out ...
-    complete_since: float = 0.0  # ... and its wall time; 0: none of any row
+    complete_since: float = 0.0  # ... and its wall time; 0: none of any row, or no checkpoint vouches for a time
     vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
     node: str = ""  # the origin of its checkpoints, as its newest receipt names it; empty: it does not say so
     compared: tuple[str, ...] = ()  # the origins of the checkpoints that were compared
@@ -211,8 +211,7 @@ def verify(
                 tree.check_folded(connection, snapshot)
                 for seq, digest in tree.documents(connection, snapshot.cut):
                     _check(seq, documents.found, seq, digest)
-                first = _check_complete(connection, snapshot)
-                complete = first, entry_queries.time_of(connection, first)
+                complete = _check_complete(connection, snapshot), 0.0
                 _check_devices(connection, snapshot)
             database.load(connection, noted, fold)
             node = _node(connection)
@@ -221,6 +220,9 @@ def verify(
                 if checkpoint.origin in ours:
                     _check_against(connection, last, vouched, checkpoint)
                     vouched = checkpoint.size
+            seq, wall = entry_queries.first_from(connection, complete[0])
+            if complete[0] > 1 and (seq <= vouched or not held):  # who appends a row chooses its time
+                complete = complete[0], wall
             database.check_format(connection, path)
             head = Head.of(database.tree_of(connection))
     except CorruptLedgerError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.cli import handover_table
+from autoclave.cli import handover_table, signed_receipts
+from autoclave.cli.output.statement_words import RECEIPTS
+from scrub_api.views import HistoryEntry
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
-from scrubber.ledger import opening
+from scrubber.ledger import ledger_rows, opening
 from scrubber.ledger.compaction import Retention
 from scrubber.receipts import dsse
 from tests.core import lives
@@ -147,6 +150,19 @@ def test_a_copied_document_is_not_its_own(autoclave, ledger):
     assert (found["signature"], found["wipe_signature"]) == ("not its own", "not its own")
     shown = autoclave("receipt", "show", found["wipe"], "--state-dir", file.parent)
     assert (shown.exit_code, "its signed document has another " in shown.stderr) == (2, True)
+
+
+def test_an_unsigned_row_hides_no_signed_receipt():
+    """Without the key, somebody can write it later, with the same id."""
+    receipt = lives.proof(lives.CLEAN)
+    bodies = [ledger_rows.encode(ev.ScrubPassed("job", it))[1] for it in (sealed(receipt), receipt)]
+    rows = [HistoryEntry(n, "GPU-1", 0, 0.0, "", "scrub-passed", "", body) for n, body in enumerate(bodies)]
+
+    async def history(*_: object, **__: object) -> list[HistoryEntry]:
+        return rows
+
+    [signed] = asyncio.run(signed_receipts._signed(receipt.id, history, RECEIPTS))
+    assert signed.row == 0
 
 
 def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):

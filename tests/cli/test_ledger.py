@@ -147,3 +147,13 @@ def test_verify_says_from_when_on_evidence_is_complete(tmp_path, autoclave):
     store.close()
     out = autoclave("ledger", "verify", tmp_path / "ledger.db").stdout
     assert f"its evidence is complete from row 3 on ({human.local(lives.NOW.wall)}); older evidence was dropped" in out
+
+
+def test_no_time_is_believed_for_which_no_checkpoint_vouches(ledger):
+    """Who drops all evidence before an appended row chooses the time of that row."""
+    log = ledger.right()
+    store, _ = opening.open_or_set_aside(ledger.path, lives.NOW)
+    store.compact(states.replay, 0, lives.NOW, Retention(rows=0))
+    store.close()
+    code, out, _ = ledger.verify([NODE], log)
+    assert (code, f"complete from row {ledger.size + 1} on (no checkpoint vouches for its time)" in out) == (0, True)

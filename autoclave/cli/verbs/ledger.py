@@ -65,7 +65,9 @@ def verify(
         human.say(f"{path} is intact: {_rows(result)}")
         if result.complete_from > 1:
             older = "older evidence was dropped, or an older version has written it"
-            since = human.local(result.complete_since)
+            since = (
+                human.local(result.complete_since) if result.complete_since else "no checkpoint vouches for its time"
+            )
             human.say(f"its evidence is complete from row {result.complete_from} on ({since}); {older}")
         if checkpoints and result.rows:
             of = ", ".join(result.compared)
