@@ -154,7 +154,7 @@ def test_a_prolog_waits_for_a_gpu_being_scrubbed(service, slurmd, gpu):
         run = later.enter_context(slurmd.begun("prolog.sh", 45, gpu))
         assert "cannot" in run.stderr.readline()  # within the budget; now the prolog waits for the scrub
         drills.heal(service.simulated_dir, service.uuid(gpu))
-        assert (run.wait(), last.wait()) == (0, 0)
+        assert (run.wait(), last.wait()) == (0, 0), run.stderr.read() + last.stderr.read()
     assert service.settled(gpu, "granted").receipt
 
 
