@@ -120,10 +120,8 @@ def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: Ab
 
 def _signed_device(row: TenancyRow) -> dict[str, Any]:
     """What its signed receipts say of the device; empty: they do not say it."""
-    for predicate in _predicates(row):
-        about = predicate["device"]
-        return {"model": str(about["model"]), "simulated": bool(about.get("simulated"))}
-    return {}
+    about = next((predicate["device"] for predicate in _predicates(row)), None)
+    return {"model": str(about["model"]), "simulated": bool(about.get("simulated"))} if about else {}
 
 
 def _lasted(row: TenancyRow, since: float) -> bool:

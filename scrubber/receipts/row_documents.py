@@ -42,9 +42,7 @@ class Documents:
     unsigned: int = 0
     first_unsigned: int = 0  # row
     rows: dict[bytes, int] = field(default_factory=dict)  # by the SHA-256 of the document that it has, or had
-    of_other_keys: dict[str, int] = field(
-        default_factory=dict
-    )  # by the id of a key that is none of these, its first row
+    of_other_keys: dict[str, int] = field(default_factory=dict)  # a first row, by the id of a key that is none of these
 
     def check(self, row: int, event: Event, device: str, body: str) -> None:
         """Count the document of this event of a device; ReceiptError if it is wrong. ``body``: the event as stored."""

@@ -70,17 +70,16 @@ def closing(
         HANDOVER: handover_digest(device.uuid, ended.boot_id, handover),
         RECEIPT: wipe.digest,  # that of the wipe
     }
-    words = as_said
     predicate = _given(
-        device=_given(uuid=device.uuid, model=words(device.model), simulated=about.simulated or None),
-        node=words(about.node),
+        device=_given(uuid=device.uuid, model=as_said(device.model), simulated=about.simulated or None),
+        node=as_said(about.node),
         boot={"id": ended.boot_id},
-        program={"name": about.name, "version": words(about.version)},
-        tenant=_given(uid=ended.container, pod=words(ended.pod), owner=words(ended.acquired_by)),
+        program={"name": about.name, "version": as_said(about.version)},
+        tenant=_given(uid=ended.container, pod=as_said(ended.pod), owner=as_said(ended.acquired_by)),
         began=utc(ended.began),
         ended=utc(ended.ended),
-        fence=_fence(ended.guarded, words),
-        untilWiped=_fence(until_wiped, words),
+        fence=_fence(ended.guarded, as_said),
+        untilWiped=_fence(until_wiped, as_said),
         wiped={
             "receipt": wipe.id,
             "finished": utc(wipe.finished),

@@ -180,6 +180,20 @@ def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):
         assert [sentence in run.output for run in (copy, live)] == [True, False], copy.output + live.output
 
 
+def test_a_copy_says_that_a_damaged_ledger_was_before_it(autoclave, tmp_path):
+    """That ledger is not in the copy. A later note says nothing: whoever appends rows could write it."""
+    file = tmp_path / "state" / "ledger.db"
+    file.parent.mkdir()
+    file.write_text("damaged")
+    store, _ = opening.open_or_set_aside(file, lives.NOW)
+    store.write_note(ledger_rows.BEGUN, lives.NOW, {})
+    store.close()
+    for each in file.parent.glob("*.corrupt-*"):
+        each.unlink()
+    run = autoclave("receipt", "list", "--file", file)
+    assert (run.exit_code, "earlier hand-overs may be in ledger.db.corrupt-" in run.stderr) == (0, True)
+
+
 def test_another_name_than_that_of_the_receipts_is_warned_of(autoclave, own_service):
     own_service.settled(0, "clean")
     assert autoclave("acquire", 0).exit_code == 0
