@@ -177,11 +177,12 @@ class Truth:
             or before.health.quarantine
         ):
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
+        unseen = [it for it in gpu.processes.values() if self._came_during_the_look(it)]
         for process in gpu.processes.values():
             lingers = process.kind is Kind.WORKER and process.life != self.node.life
-            if not lingers and self._known_long(process.came, 0.0):
+            if not lingers and process not in unseen and self._known_long(process.came, 0.0):
                 self.accuse(f"{uuid} was granted while {process.name} is on it")
-        self._no_bytes_but(uuid, None, "granted")
+        self._no_bytes_but(uuid, unseen[0].name if unseen else None, "granted")
         self.granted[uuid] = self.node.loop.time()
 
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
@@ -222,6 +223,10 @@ class Truth:
         """Whether a look that is good enough had the time to show it."""
         hung = self.node.loop.time() - self.node.hung_at < A_SLOW_LOOK
         return self.node.loop.time() - since > look + (A_SLOW_LOOK if hung else 0.0) or (look == 0.0 and not hung)
+
+    def _came_during_the_look(self, process: Process) -> bool:
+        """Whether it came during the last search before a grant, and stays: only the fence counts who has not left."""
+        return self.node.kernel is None and process.secret and process.came == self.node.loop.time()
 
     def _came_unlisted(self, gpu: Gpu, step: Step, process: Process) -> bool:
         """Whether it came after the search of this scrub, and has no context: it loses no memory, and no list has it.
