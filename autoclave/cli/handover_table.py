@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoclave.cli import service_call
+from autoclave.cli.audited_ledger import audited
 from autoclave.cli.offline import EVERY, Offline
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
@@ -23,6 +24,7 @@ from scrubber.core.events import Described, Discovered, LedgerEntry, ScrubPassed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
+from scrubber.ledger.ledger_rows import CorruptLedgerError
 from scrubber.receipts import dsse, row_documents, statement
 
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
@@ -32,13 +34,14 @@ FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
     "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "others_until_wiped",
-    "others_refused_until_wiped", "closing_signature", "row",
+    "others_refused_until_wiped", "closing_signature", "row", "vouched",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
     "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY", "OTHERS",
 )  # fmt: skip
 
+NOT_ITS_OWN = "not its own"
 OTHERS = ("others_let_through", "others_refused", "others_until_wiped", "others_refused_until_wiped")
 
 
@@ -75,6 +78,15 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
         ledger = Offline(paths.ledger(state_dir), error)
     _warn(since, ledger.kept[0], ledger.set_aside)
     return asyncio.run(_rows(ledger.history, gpu, since, ledger.models))
+
+
+def vouched(file: Path, state_dir: Path, checkpoints: tuple[Path, ...], keys: tuple[Path, ...]) -> int | None:
+    """The last row of a copy that the checkpoints vouch for, None without checkpoints. An error if it is not intact."""
+    found = audited(file, state_dir, checkpoints, keys)
+    if found.broken is not None:
+        remedy = f"`autoclave ledger verify {file}` with the same flags says more"
+        raise CorruptLedgerError(f"cannot trust the ledger {file}: {found.broken.why}", found.broken.seq, remedy)
+    return found.vouched if checkpoints else None
 
 
 async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
@@ -121,7 +133,7 @@ def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: Ab
 def _signed_device(row: TenancyRow) -> dict[str, Any]:
     """What its signed receipts say of the device; empty: they do not say it."""
     about = next((predicate["device"] for predicate in _predicates(row)), None)
-    return {"model": str(about["model"]), "simulated": bool(about.get("simulated"))} if about else {}
+    return {"model": str(about.get("model", "")), "simulated": bool(about.get("simulated"))} if about else {}
 
 
 def _lasted(row: TenancyRow, since: float) -> bool:
@@ -142,11 +154,13 @@ def warn_of_earlier(listed: Rows, since: float) -> None:
         human.warn(f"earlier hand-overs are not shown: only those since {human.local(since)}; --since shows more")
 
 
-def show(listed: Rows, node: str, output: str, *, since: float, until: float, host: str) -> None:
+def show(
+    listed: Rows, node: str, output: str, *, since: float, until: float, host: str, vouched: int | None = None
+) -> None:  # fmt: skip
     """Print the hand-overs of this time: those that began before its end, and were not wiped before its beginning.
 
     ``until`` 0: until now. ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these
-    do not say it.
+    do not say it. ``vouched``: the last row that a checkpoint vouches for; None: none were given.
     """
     rows = [it for it in listed if _lasted(it[0], since) and it[0].began <= (until or it[0].began)]
     signed_on = statement.as_said(node)
@@ -154,11 +168,13 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float, ho
     if node and others:
         names = ", ".join(sorted(others))
         human.warn(f"receipts of the list are signed for {names}, not for {node} (--node-name): is it of another node?")
+    if vouched is not None and (newer := sum(row.last_row > vouched for row, _ in rows)):
+        human.warn(f"the checkpoints do not vouch for all rows of {quantity(newer, 'hand-over')}: -o csv says which")
     if output == "table":
         document.show_table(TABLE, [_cells(*row) for row in rows])
         return
     known = next(filter(None, (_signed_on(row) for row, _ in reversed(listed))), host)
-    items = [_item(row, about, node or _signed_on(row) or known) for row, about in rows]
+    items = [_item(row, about, node or _signed_on(row) or known, vouched) for row, about in rows]
     if output == "csv":
         document.emit_csv(FIELDS, [list(item.values()) for item in items])
     elif output in {"json", "yaml"}:
@@ -174,13 +190,14 @@ def _signed_on(row: TenancyRow) -> str:
 
 
 def _predicates(row: TenancyRow) -> Iterator[dict[str, Any]]:
-    """Of its signed receipts."""
+    """Of its signed receipts, if they are its own."""
     for receipt in (row.proof, row.wipe):
-        if receipt is not None and receipt.envelope:
+        its_own = receipt is not None and not row_documents.why_not_its_own(ScrubPassed("", receipt), row.device)
+        if receipt is not None and receipt.envelope and its_own:
             yield json.loads(dsse.parsed(receipt.envelope).payload)["predicate"]
 
 
-def _item(row: TenancyRow, about: About, node: str) -> dict[str, object]:
+def _item(row: TenancyRow, about: About, node: str, vouched: int | None) -> dict[str, object]:
     wipe = row.wipe
     cells = {
         "node": node, "began": human.iso(row.began), "ended": None if row.ended is None else human.iso(row.ended),
@@ -189,7 +206,7 @@ def _item(row: TenancyRow, about: About, node: str) -> dict[str, object]:
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
         "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _wiped_by(row),
-        **_fence(row),
+        "vouched": None if vouched is None else row.last_row <= vouched, **_fence(row),
     }  # fmt: skip
     return {name: cells[name] if name in cells else getattr(row, name) for name in FIELDS}
 
@@ -220,7 +237,7 @@ def _fence(row: TenancyRow) -> dict[str, object]:
         "others_refused": guarded.refused if known else None,
         "others_until_wiped": later.let_through if later_known else None,
         "others_refused_until_wiped": later.refused if later_known else None,
-        "closing_signature": _signer(row.closed, row.device),
+        "closing_signature": _signer(row.closed, row.device) if row.closed_as_listed else NOT_ITS_OWN,
     }
 
 
@@ -228,6 +245,8 @@ def _others(row: TenancyRow) -> str:
     if row.closed is None:
         return ""
     guarded = row.closed.ended.guarded
+    if not row.closed_as_listed:
+        return NOT_ITS_OWN
     if guarded.mode is FenceMode.OFF:
         return "not known"
     later = row.closed.until_wiped
@@ -261,7 +280,7 @@ def _wiped_by(row: TenancyRow) -> str:
 def _signer(event: ScrubPassed | TenancyClosed, device: str) -> str:
     """Who signed the document of this event, as it says itself."""
     if row_documents.why_not_its_own(event, device):
-        return "not its own"
+        return NOT_ITS_OWN
     return signer_of(row_documents.document_in(event) or "") or "unsigned"
 
 

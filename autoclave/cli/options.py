@@ -219,6 +219,15 @@ quiet = click.option("-q", "--quiet", is_flag=True, help="No progress on the ter
 run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )
+_READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+checkpoints = click.option(
+    "--checkpoint", "checkpoints", type=_READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_CHECKPOINT",
+    help="A signed checkpoint, or lines of the service's log; may be repeated.",
+)  # fmt: skip
+keys = click.option(
+    "--key", "keys", type=_READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_KEY",
+    show_default="the key in --state-dir", help="A public key that may have signed them; may be repeated.",
+)  # fmt: skip
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
 
 

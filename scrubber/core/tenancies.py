@@ -10,7 +10,8 @@ the record's tenancy: a grant on which no container started is a row, but not a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
@@ -35,6 +36,7 @@ class TenancyRow:
     device: str
     began: float
     row: int = 0  # of the ledger, with which it began
+    last_row: int = field(default=0, compare=False)  # the last one that says something here
     ended: float | None = None  # None: it goes on
     pod: str = ""  # NAMESPACE/POD; in rows of an older version NAMESPACE/POD/CONTAINER, of the last container
     uid: str = ""  # of the pod; outside any pod, the id of the container
@@ -51,6 +53,19 @@ class TenancyRow:
     def tenant(self) -> str:
         """The best known name of the tenant."""
         return self.pod or self.owner or self.uid
+
+    @property
+    def closed_as_listed(self) -> bool:
+        """Whether its closing receipt says the same tenant, beginning and end: nobody signs the rows that say these.
+
+        Unproven grants in a row are one tenancy there, and several here.
+        """
+        if self.closed is None:
+            return True
+        it = self.closed.ended  # of the same UID
+        began = self.began if it.began is None else it.began.wall
+        begins = began == self.began or (not self.proven and began < self.began)
+        return begins and (it.pod, it.acquired_by, it.ended.wall) == (self.pod, self.owner, self.ended)
 
 
 def tenancies(entries: Iterable[LedgerEntry]) -> list[TenancyRow]:
@@ -76,6 +91,7 @@ class _Device:
         self._next: TenancyRow | None = None  # ... and what begins now, if the next container is of another tenant
         self._known = False  # whether the entries so far tell who has the device
         self._receipt: Receipt | None = None
+        self._row = 0
 
     def all(self) -> list[TenancyRow]:
         if self._present is None:
@@ -84,7 +100,7 @@ class _Device:
         return [*self._complete, replace(self._present, ended=ended, wipe=None if ended is None else self._wipe)]
 
     def add(self, entry: LedgerEntry) -> None:
-        at = entry.at.wall
+        at, self._row = entry.at.wall, entry.seq
         match entry.event:
             case ev.ScrubPassed(receipt=receipt):
                 self._receipt = receipt
@@ -99,42 +115,43 @@ class _Device:
                 self._put_in_use(owner, entry)
             case ev.Released(restart=True):
                 self._paused, self._wipe, self._next = at, None, None
+                self._present = self._present and self._changed(self._present)
             case ev.Released() | ev.Distrusted():
                 self._end(at)
             case ev.OpenAttempted(opener, held=True) if opener.was_let_through:
                 self._opened_by(opener)
             case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
-                self._present = _noted(self._present, f"a container started past the create gate: {unproven}")
+                self._present = self._noted(self._present, f"a container started past the create gate: {unproven}")
             case _:
                 pass
         self._known = self._known or not isinstance(entry.event, _TELL_NO_OWNER)
 
     def _cleaned(self, receipt: Receipt) -> None:
         rest = self._complete[self._wiped :]
-        self._complete[self._wiped :] = [replace(tenancy, wipe=tenancy.wipe or receipt) for tenancy in rest]
+        self._complete[self._wiped :] = [it if it.wipe else self._changed(it, wipe=receipt) for it in rest]
         self._wiped = len(self._complete)
-        if self._paused is not None and self._next is None:
-            self._wipe = self._wipe or receipt
+        if self._present is not None and self._paused is not None and self._next is None and self._wipe is None:
+            self._present, self._wipe = self._changed(self._present), receipt
 
     def _closed(self, closed: ev.TenancyClosed) -> None:
         ended = closed.ended
         for place in range(len(self._complete) - 1, -1, -1):
             row = self._complete[place]
             if row.closed is None and (row.uid, row.receipt) == (ended.container or "", ended.receipt):
-                self._complete[place] = replace(row, closed=closed)
+                self._complete[place] = self._changed(row, closed=closed)
                 return
 
     def _granted(self, grant: Grant, entry: LedgerEntry, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
         tenancy = TenancyRow(
-            device=self._uuid, began=entry.at.wall, row=entry.seq, owner=grant.owner, proven=not unproven,
-            note=unproven, actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
-            receipt=grant.receipt or "", proof=receipt,
+            device=self._uuid, began=entry.at.wall, row=entry.seq, last_row=entry.seq, owner=grant.owner,
+            proven=not unproven, note=unproven, receipt=grant.receipt or "", proof=receipt,
+            actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
         )  # fmt: skip
         present = self._present
         if present is not None and present.proven and tenancy.proven and present.owner == tenancy.owner:
             if self._paused is not None and grant.at_start:
-                self._next = tenancy
+                self._present, self._next = self._changed(present), tenancy
                 return
             if self._paused is None and present.receipt == tenancy.receipt:
                 return  # several containers of one admission
@@ -154,22 +171,22 @@ class _Device:
         shared = present is not None and present.actor == ACQUIRE  # several pods of a claim may use it
         another = before if before is not None and before.container not in (None, uid) and not shared else None
         if present is None or (another is not None and not another.unannounced):
-            unasked = TenancyRow(device=self._uuid, began=entry.at.wall, row=entry.seq, note=NO_GRANT)
-            present = self._begin(unasked)
+            present = self._begin(TenancyRow(device=self._uuid, began=entry.at.wall, row=entry.seq, note=NO_GRANT))
         elif owner.crowded or another is not None:
-            present = _noted(present, ANOTHER)
+            present = self._noted(present, ANOTHER)
         self._owner = owner
-        self._present = replace(present, pod=owner.called or (present.pod if uid == present.uid else ""), uid=uid)
+        pod = owner.called or (present.pod if uid == present.uid else "")
+        self._present = self._changed(present, pod=pod, uid=uid)
 
     def _opened_by(self, opener: Opener) -> None:
         """Somebody else has opened the device. The row may follow the end of the tenancy, and the next grant."""
         note = f"{opener.pod or place_words(opener.place) or 'a process'} opened it as well"
         if self._present is not None and self._present.began <= opener.last:
-            self._present = _noted(self._present, note)
+            self._present = self._noted(self._present, note)
             return
         for place in range(len(self._complete) - 1, -1, -1):
             if self._complete[place].began <= opener.last:
-                self._complete[place] = _noted(self._complete[place], note)
+                self._complete[place] = self._noted(self._complete[place], note)
                 return
 
     def _begin(self, tenancy: TenancyRow) -> TenancyRow:
@@ -181,9 +198,14 @@ class _Device:
         if self._present is not None:
             paused = self._next is None and self._paused is not None
             ended = self._paused if paused else at
-            self._complete.append(replace(self._present, ended=ended, wipe=self._wipe if paused else None))
+            self._complete.append(self._changed(self._present, ended=ended, wipe=self._wipe if paused else None))
         self._present = self._owner = self._paused = self._wipe = self._next = None
 
+    def _noted(self, tenancy: TenancyRow, what: str) -> TenancyRow:
+        if what in tenancy.note:
+            return tenancy
+        return self._changed(tenancy, note="; ".join(filter(None, (tenancy.note, what))))
 
-def _noted(tenancy: TenancyRow, what: str) -> TenancyRow:
-    return tenancy if what in tenancy.note else replace(tenancy, note="; ".join(filter(None, (tenancy.note, what))))
+    def _changed(self, tenancy: TenancyRow, **what: Any) -> TenancyRow:  # noqa: ANN401 - by the name of the field
+        """With what the present row says."""
+        return replace(tenancy, last_row=self._row, **what)

@@ -59,8 +59,10 @@ class LedgerFile:
     def set_aside_before(self) -> str:
         """The name of the damaged ledger after which this one began; empty if there was none."""
         with consistent_view(LedgerPaths(self.path)) as connection:
-            first = [*database.notes(connection, ledger_rows.BEGUN)][-1:]  # a later one was planted
-            return str(json.loads(first[0]).get("set_aside", "")) if first else ""
+            *_, first = "{}", *database.notes(connection, ledger_rows.BEGUN)  # a later one was planted
+            with suppress(ValueError, LookupError, TypeError, RecursionError):  # not set aside, or changed
+                return str(json.loads(first)["set_aside"])
+            return ""
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That a row is in the tree of the first ``size`` rows; and the row's hash."""

@@ -6,7 +6,9 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,19 @@ from scrub_api.views import HistoryEntry
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Job, Moment, Owner, ScrubPath, Trigger
-from scrubber.ledger import ledger_rows, opening
+from scrubber.core.guarded import UNKNOWN, EndedTenancy
+from scrubber.core.model import Job, Moment, Owner, Receipt, ScrubPath, Trigger
+from scrubber.core.tenancies import TenancyRow
+from scrubber.ledger import database, ledger_rows, opening, reading, tree
 from scrubber.ledger.compaction import Retention
-from scrubber.receipts import dsse
+from scrubber.ledger.ledger_files import LedgerPaths
+from scrubber.receipts import key, note
+from scrubber.receipts.note import Checkpoint
 from tests.core import lives
 from tests.receipts.signing import WordSigner, sealed
 
 DAY = 86_400.0
+SIMULATED = replace(lives.DEVICE, model="Simulated GPU", simulated=True)
 
 
 def ago(days: float) -> Moment:
@@ -35,17 +42,19 @@ def ago(days: float) -> Moment:
 def ledger(tmp_path):
     """Write a ledger of GPU 0 with these tenancies: tenant, and how many days ago it began, ended and was wiped.
 
-    ``index``: of the GPU since the last one. ``forgets``: what described the GPU before was dropped. ``envelope``: of
-    each receipt.
+    ``index``: of the GPU since the last one. ``forgets``: what described the GPU before was dropped. ``seal``: what
+    each receipt becomes.
     """
 
     def write(
         *tenancies: tuple[str, float, float | None, float | None],
         index: int | None = None,
+        folder: str = "",
         forgets: bool = False,
-        envelope: str = "",
+        seal: Callable[[Receipt], Receipt] = lambda receipt: receipt,
     ) -> Path:
-        path: Path = tmp_path / "ledger.db"
+        path: Path = tmp_path / folder / "ledger.db"
+        path.parent.mkdir(exist_ok=True)
         store, _ = opening.open_or_set_aside(path, lives.NOW)
         record = lives.UNKNOWN
 
@@ -57,7 +66,7 @@ def ledger(tmp_path):
         def scrub(days: float, job: Job) -> None:
             add(days, ev.ScrubStarted(job))
             passed = lives.passed(record, ago(days))
-            add(days, replace(passed, receipt=replace(passed.receipt, envelope=envelope)))
+            add(days, replace(passed, receipt=seal(passed.receipt)))
 
         add(365, ev.Discovered(lives.DEVICE, lives.HERE))
         scrub(365, lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK))
@@ -136,20 +145,50 @@ def test_a_later_description_changes_no_earlier_handover(autoclave, ledger, forg
 
 def test_a_signed_receipt_says_whether_a_gpu_is_simulated(autoclave, ledger):
     """The snapshot describes a GPU whose rows were dropped, and nothing vouches for that."""
-    said = {"predicate": {"device": {"uuid": "GPU-1", "model": "Simulated GPU", "simulated": True}}}
-    file = ledger(("old", 9, 8, 7), forgets=True, envelope=dsse.envelope(json.dumps(said).encode(), WordSigner()))
+    file = ledger(("old", 9, 8, 7), forgets=True, seal=partial(sealed, device=SIMULATED))
     [handover] = autoclave("receipt", "list", "-o", "jsonl", "--file", file).stdout.splitlines()
     found = json.loads(handover)
     assert (found["model"], found["simulated"]) == ("Simulated GPU", True)
 
 
 def test_a_copied_document_is_not_its_own(autoclave, ledger):
-    file = ledger(("old", 9, 8, 7), envelope=sealed(lives.proof(lives.CLEAN)).envelope)
+    copied = sealed(lives.proof(lives.CLEAN), device=SIMULATED).envelope
+    file = ledger(("old", 9, 8, 7), forgets=True, seal=lambda receipt: replace(receipt, envelope=copied))
     [handover] = autoclave("receipt", "list", "-o", "jsonl", "--file", file).stdout.splitlines()
     found = json.loads(handover)
-    assert (found["signature"], found["wipe_signature"]) == ("not its own", "not its own")
+    assert (found["signature"], found["wipe_signature"]) == ("unknown", "not its own")
+    assert (found["model"], found["simulated"]) == (lives.DEVICE.model, False)
     shown = autoclave("receipt", "show", found["wipe"], "--state-dir", file.parent)
     assert (shown.exit_code, "its signed document has another " in shown.stderr) == (2, True)
+
+
+def test_a_closing_receipt_of_another_tenant_is_not_its_own():
+    ended = EndedTenancy(1, "boot-1", lives.later(4), lives.NOW, pod="team/a")
+    closed = ev.TenancyClosed(ended, "wipe", UNKNOWN)
+    row = TenancyRow(device="GPU-1", began=lives.NOW.wall, ended=ended.ended.wall, closed=closed)
+    for pod, signature, others in (("team/a", "unsigned", "not known"), ("team/b", "not its own", "not its own")):
+        listed = replace(row, pod=pod)
+        assert handover_table._fence(listed)["closing_signature"] == signature
+        assert handover_table._others(listed) == others
+
+
+@pytest.mark.parametrize(("newer", "vouched"), [(0, [True, True]), (1, [True, False]), (6, [False, False])])
+def test_a_list_says_which_lines_are_vouched_for(autoclave, ledger, tmp_path, newer, vouched):
+    """``newer``: how many rows no checkpoint vouches for. A hand-over has five, and ends with its wipe."""
+    file, log, pem = ledger(("old", 9, 8, 7), ("new", 3, 2, 1)), tmp_path / "log", tmp_path / "key"
+    with reading.consistent_view(LedgerPaths(file)) as connection:
+        size = database.tree_of(connection).size - newer
+        root = tree.frontier(connection, size).root
+    log.write_text(json.dumps({"checkpoint": note.sign(Checkpoint("autoclave/gpu-7", size, root), WordSigner())}))
+    pem.write_text(key.public_pem(WordSigner().public_key))
+    flags = ("receipt", "list", "-o", "jsonl", "--checkpoint", log, "--key", pem)
+    run = autoclave(*flags, "--file", file)
+    assert [json.loads(line)["vouched"] for line in run.stdout.splitlines()] == vouched
+    assert ("do not vouch for all rows of " in run.stderr) == (False in vouched)
+    other = autoclave(*flags, "--file", ledger(("old", 9, 8, 7), folder="other"))
+    assert (other.exit_code, other.stdout, "cannot trust the ledger" in other.stderr) == (1, "", True)
+    live = autoclave(*flags)
+    assert (live.exit_code, "name it with --file" in live.stderr) == (2, True)
 
 
 def test_an_unsigned_row_hides_no_signed_receipt():

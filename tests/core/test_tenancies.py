@@ -9,6 +9,8 @@ from hypothesis import given
 from scrubber.core import events as ev
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
+from scrubber.core.guarded import UNKNOWN as NOT_KNOWN
+from scrubber.core.guarded import EndedTenancy
 from scrubber.core.model import Incarnation, Owner, State
 from scrubber.core.tenancies import ACQUIRE, ANOTHER, KUBELET, NO_GRANT, START, TenancyRow
 from tests.core import lives
@@ -26,8 +28,11 @@ OF_A, NAMED, GONE = Owner(A, NOW), Owner(A, NOW, name="team/a-0/main"), ev.Relea
 
 
 def read(*events: ev.Event) -> list[TenancyRow]:
-    """The tenancies after these events, one a second."""
-    return tenancies.tenancies(LedgerEntry(n, DEVICE.uuid, later(n), "", event) for n, event in enumerate(events))
+    """The tenancies after these events, one a second. What is said of each comes from its rows up to the last one."""
+    entries = [LedgerEntry(n, DEVICE.uuid, later(n), "", event) for n, event in enumerate(events)]
+    found = tenancies.tenancies(entries)
+    assert all(it in tenancies.tenancies(entries[: it.last_row + 1]) for it in found)
+    return found
 
 
 def test_a_tenancy_has_its_times_tenant_receipt_and_key():
@@ -139,6 +144,30 @@ def test_what_was_not_proven_is_noted(events, notes):
     after = read(FOUND, PASSED, *events)
     assert [it.note for it in after] == notes
     assert [it.proven for it in after] == [note not in ("not scrubbed", NO_GRANT) for note in notes]
+
+
+FOR_JOB = ev.Granted(replace(GRANT, owner="job 7"))
+ENDED = EndedTenancy(1, "boot-1", later(4), later(2), A, "team/a-0", "job 7", SIGNED.id)
+OBSERVED = {"acquired_by": "", "receipt": ""}
+
+
+@pytest.mark.parametrize(
+    ("grant", "differs", "as_listed"),
+    lives.rows(
+        ("the same", FOR_JOB, {}, True),
+        ("another pod", FOR_JOB, {"pod": "team/b"}, False),
+        ("another owner", FOR_JOB, {"acquired_by": "job 8"}, False),
+        ("another end", FOR_JOB, {"ended": later(5)}, False),
+        ("an earlier beginning", FOR_JOB, {"began": later(1)}, False),
+        ("a beginning that is not known", FOR_JOB, {"began": None}, True),
+        ("an earlier grant that proved nothing either", UNPROVEN, {"began": later(1), **OBSERVED}, True),
+        ("a later grant", UNPROVEN, {"began": later(3), **OBSERVED}, False),
+    ),
+)
+def test_a_closing_receipt_says_what_is_listed(grant, differs, as_listed):
+    closed = ev.TenancyClosed(replace(ENDED, **differs), NEXT.receipt.id, NOT_KNOWN)
+    [row] = read(FOUND, PASSED, grant, ev.PutInUse(replace(OF_A, pod="team/a-0")), GONE, NEXT, closed)
+    assert (row.closed, row.closed_as_listed) == (closed, as_listed)
 
 
 def test_a_use_that_began_before_the_entries_is_left_out():

@@ -34,9 +34,9 @@ class WordSigner:
         return self.private.sign(message)
 
 
-def sealed(receipt: Receipt, signer=None, node="") -> Receipt:
+def sealed(receipt: Receipt, signer=None, node="", device=lives.DEVICE) -> Receipt:
     """This receipt with its signed document."""
     receipt = replace(receipt, digest=verdict.digest_of(receipt))
-    about = statement.Program("0.1.0", node=node)
-    said = statement.statement(receipt, lives.DEVICE, "hand-over", about, "")
+    about = statement.Program("0.1.0", node=node, simulated=device.simulated)
+    said = statement.statement(receipt, device, "hand-over", about, "")
     return replace(receipt, envelope=dsse.envelope(said, signer or WordSigner()))

@@ -438,9 +438,11 @@ class Histories(RuleBasedStateMachine):
             self.world.close()
 
     def _tenancies_are_those_of_the_records(self) -> None:
-        """What auditors read of who has a device now is what the service knows."""
+        """What auditors read of who has a device now is what the service knows, and of before, what it has signed."""
         truth = self.world.truth
-        present = {it.device for it in tenancies(truth.entries) if it.ended is None}
+        listed = tenancies(truth.entries)
+        assert all(it.closed_as_listed for it in listed)
+        present = {it.device for it in listed if it.ended is None}
         handed_out = (State.GRANTED, State.IN_USE)
         assert present == {uuid for uuid, record in truth.records.items() if record.state in handed_out}
 

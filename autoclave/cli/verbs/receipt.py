@@ -35,13 +35,15 @@ def receipt() -> None:
     "--file", type=click.Path(dir_okay=False, path_type=Path), envvar="AUTOCLAVE_FILE",
     help="A copy of a ledger. The service is not asked.",
 )  # fmt: skip
+@options.checkpoints
+@options.keys
 @options.node_name
 @options.output("table", "csv", "json", "jsonl", "yaml")
 @options.run_dir
 @options.state_dir
 def listing(  # noqa: PLR0913, PLR0917 - its flags
-    gpu: str, since: float | None, until: float, file: Path | None, node_name: str, output: str, run_dir: Path,
-    state_dir: Path,
+    gpu: str, since: float | None, until: float, file: Path | None, checkpoints: tuple[Path, ...],
+    keys: tuple[Path, ...], node_name: str, output: str, run_dir: Path, state_dir: Path,
 ) -> None:  # fmt: skip
     """List the hand-overs of GPUs: who had which GPU when, what was proven before, and which wipe followed.
 
@@ -51,17 +53,21 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     the other formats show UTC and more columns. `unsigned`: the receipt is not signed; `unknown`: its row is no longer
     in the ledger; `not its own`: its signed document was copied from another row.
 
-    The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
-    receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so. With
-    --state-dir and without --run-dir, the service is not asked, as with --file.
+    The list is as trustworthy as the ledger. With --checkpoint, a copy is checked first, as by `autoclave ledger
+    verify`, and `vouched` says of each line whether the checkpoints vouch for all of its rows. If the service does not
+    answer, the list comes from the ledger in --state-dir, and stderr says so. With --state-dir and without --run-dir,
+    the service is not asked, as with --file.
     """
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
     if file is None and options.names_a_copy():
         file = paths.ledger(state_dir)
+    if file is None and (checkpoints or keys):
+        raise click.UsageError("checkpoints and keys are compared with a copy: name it with --file")
     first = since if since is not None else 0.0 if file else human.since("30d")
+    vouched = handovers.vouched(file, state_dir, checkpoints, keys) if checkpoints or keys else None
     rows = handovers.read(file, run_dir, state_dir, gpu, first)
     host = "" if file else platform.node()  # a copy may be of any node
-    handovers.show(rows, node_name, output, since=first, until=until, host=host)
+    handovers.show(rows, node_name, output, since=first, until=until, host=host, vouched=vouched)
     if since is None:
         handovers.warn_of_earlier(rows, first)
 
