@@ -190,12 +190,13 @@ prolog() {
   group=$(sed -n "s|^0::\(/.*\)/step_extern/.*|$CGROUPS\1|p" /proc/self/cgroup)
   [ -d "$group" ] || group=
   # If a GPU needs longer than the policy's budget, the scrub waits for it. A GPU of another job is refused by both commands.
-  ask acquire ${group:+"--cgroup=$group"} --owner "$JOB" "$@"
-  code=$?
-  if [ "$code" -eq 1 ]; then
-    ask scrub "$@" && ask acquire ${group:+"--cgroup=$group"} --owner "$JOB" "$@"
+  # Another program may open a GPU after its scrub, so this is tried three times.
+  for try in 1 2 3; do
+    ask acquire ${group:+"--cgroup=$group"} --owner "$JOB" "$@"
     code=$?
-  fi
+    if [ "$code" -ne 1 ] || [ "$try" -eq 3 ]; then break; fi
+    ask scrub "$@" || { code=$?; break; }
+  done
   [ "$code" -eq 0 ] || fail_for "$code" "$@"
 
   # For the epilog: by then, Slurm's numbers may mean other GPUs.

@@ -158,6 +158,25 @@ def test_a_prolog_waits_for_a_gpu_being_scrubbed(service, slurmd, gpu):
     assert service.settled(gpu, "granted").receipt
 
 
+def test_a_prolog_asks_again_if_its_gpu_was_used(service, slurmd, gpu, tmp_path):
+    """After the scrub that it has waited for."""
+    turn, autoclave, uuid = tmp_path / "turn", slurmd.programs / "autoclave", service.uuid(gpu)
+    os.mkfifo(turn)
+    waits = f"{{ echo its turn >&2; read -r _ < {turn}; }}"
+    autoclave.write_text(autoclave.read_text().replace("exec", f'[ "$1" = scrub ] || {waits}\nexec'))
+    with turn.open("r+b", buffering=0) as turns, slurmd.begun("prolog.sh", 47, gpu) as run:
+        for used in (True, True, False):
+            assert any("its turn" in line for line in run.stderr), "it asks for the GPU"
+            if used:
+                drills.stall_clears(service.simulated_dir, uuid)
+                drills.kill(drills.zombie(service.simulated_dir, uuid))
+            turns.write(b"yes\n")
+            if used:
+                assert any("cannot" in line for line in run.stderr)
+                drills.heal(service.simulated_dir, uuid)
+        assert run.wait() == 0, run.stderr.read()
+
+
 def direct(script, environment):
     """Slurm, Slinky and Crusoe start the file itself."""
     return [script], environment
