@@ -385,7 +385,10 @@ def on_others(
     """
     if not others:
         return
-    gpu, of = device_names.argument(record), tenant(record, pods)
+    gpu, tenancy = device_names.argument(record), record.tenancy
+    owner = tenancy.owner.container if tenancy.owner is not None else None
+    with_owner = owner is not None and owner in {it.container for it in others}
+    of = "" if with_owner else tenant(record, pods)
     shown = [*{it.container or str(it.pid): it for it in reversed(others)}.values()][::-1][:MOST]  # one of each pod
     more = f" and {len(others) - len(shown)} more (all: `autoclave status {gpu} -o json`)"
     read = f": the data of {of} may have been read" if of else ""
@@ -393,7 +396,12 @@ def on_others(
     names += more if len(others) > len(shown) else ""
     containers = [it.container for it in shown if it.container is not None]
     in_pods = dict.fromkeys(pods[it] for it in containers if it in pods)
-    yield f"the GPU was not given to {names}{read}" if was is DeviceWas.GIVEN else f"the idle GPU was opened by {names}"
+    if was is not DeviceWas.GIVEN:
+        yield f"the idle GPU was opened by {names}"
+    elif with_owner and tenancy.grant is None:
+        yield f"nobody was given the GPU that {names} have open: they may have read each other's data"
+    else:
+        yield f"the GPU was not given to {names}{read}"
     if was is not DeviceWas.IDLE:
         yield SAVE
         for pod in in_pods:

@@ -257,6 +257,14 @@ def test_who_opens_an_idle_gpu_is_no_break_in(record, end):
 def test_who_is_beside_an_unannounced_owner_may_be_one():
     """Nobody knows whether that owner is a tenant."""
     assert device_status.device_was(lives.FOUND_IN_USE, [HOST]) is DeviceWas.GIVEN
+    owner = replace(EVIL, container=lives.B)
+    first, *_ = on_others(lives.FOUND_IN_USE, HOST, owner)
+    both = '"loop" (pid 8, no container), "evil" (pid 9, ns/b)'
+    assert first == f"nobody was given the GPU that {both} have open: they may have read each other's data"
+    first, *_ = on_others(lives.FOUND_IN_USE, HOST)
+    assert first.endswith("(pid 8, no container): the data of ns/b may have been read")
+    first, *_ = on_others(lives.USED_BY_B, HOST, owner)
+    assert first == f"the GPU was not given to {both}"
 
 
 def test_advice_on_many_foreign_processes_is_short():
