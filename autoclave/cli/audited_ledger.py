@@ -36,6 +36,15 @@ def audited(path: Path, state_dir: Path, checkpoints: tuple[Path, ...], keys: tu
     return result
 
 
+def complete_since(result: reading.Audit) -> str:
+    """That the evidence is complete from this row on; empty: from the first."""
+    if result.complete_from <= 1:
+        return ""
+    since = human.local(result.complete_since) if result.complete_since else "no checkpoint vouches for its time"
+    older = "older evidence was dropped, or an older version has written it"
+    return f"complete from row {result.complete_from} on ({since}); {older}"
+
+
 def _public_keys(files: tuple[Path, ...], state_dir: Path) -> list[bytes]:
     """The public keys that may have signed: those in the files, or that of the node."""
     if not files and not paths.receipt_key(state_dir).exists():
@@ -52,7 +61,10 @@ def _opened(files: tuple[Path, ...], keys: list[bytes]) -> tuple[list[Checkpoint
     if not files:
         return held, set()
     try:
-        for one in (one for each in files for one in note.notes_in(each.read_text())):
+        texts = {each: each.read_text() for each in files}
+        if empty := next((each for each, text in texts.items() if not text.strip()), None):
+            raise FatalError(f"cannot use the checkpoints: {empty} is empty")
+        for one in (one for text in texts.values() for one in note.notes_in(text)):
             try:
                 held.append(note.opened(one, keys))
             except NotSignedError as error:

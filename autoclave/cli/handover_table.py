@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import service_call
-from autoclave.cli.audited_ledger import audited
+from autoclave.cli import audited_ledger, service_call
 from autoclave.cli.offline import EVERY, Offline
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
@@ -59,8 +59,13 @@ Rows = Sequence[tuple[TenancyRow, About]]
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
-def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: float) -> Rows:
-    """The tenancies since then, and some before: from the file, the service, or its ledger if it does not answer."""
+def read(
+    file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: float, *, audited: bool = False
+) -> Rows:  # fmt: skip
+    """The tenancies since then, and some before: from the file, the service, or its ledger if it does not answer.
+
+    ``audited``: all of them, because who appends rows chooses their times.
+    """
 
     async def ask(admin: admin_client.AdminClient) -> Rows:
         async def history(gpu: str, **which: Any) -> Sequence[views.HistoryEntry]:  # noqa: ANN401 - handed on
@@ -76,16 +81,18 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
         ledger = Offline(file)
     except Unreachable as error:
         ledger = Offline(paths.ledger(state_dir), error)
-    _warn(since, ledger.kept[0], ledger.set_aside)
-    return asyncio.run(_rows(ledger.history, gpu, since, ledger.models))
+    _warn(since, 0.0 if audited else ledger.kept[0], ledger.set_aside)
+    return asyncio.run(_rows(ledger.history, gpu, 0.0 if audited else since, ledger.models))
 
 
 def vouched(file: Path, state_dir: Path, checkpoints: tuple[Path, ...], keys: tuple[Path, ...]) -> int | None:
     """The last row of a copy that the checkpoints vouch for, None without checkpoints. An error if it is not intact."""
-    found = audited(file, state_dir, checkpoints, keys)
+    found = audited_ledger.audited(file, state_dir, checkpoints, keys)
     if found.broken is not None:
         remedy = f"`autoclave ledger verify {file}` with the same flags says more"
         raise CorruptLedgerError(f"cannot trust the ledger {file}: {found.broken.why}", found.broken.seq, remedy)
+    if since := audited_ledger.complete_since(found):
+        human.warn(f"earlier hand-overs may be missing: the evidence is {since}")
     return found.vouched if checkpoints else None
 
 
@@ -159,19 +166,27 @@ def show(
 ) -> None:  # fmt: skip
     """Print the hand-overs of this time: those that began before its end, and were not wiped before its beginning.
 
+    A wipe for which no checkpoint vouches hides none.
+
     ``until`` 0: until now. ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these
     do not say it. ``vouched``: the last row that a checkpoint vouches for; None: none were given.
     """
-    rows = [it for it in listed if _lasted(it[0], since) and it[0].began <= (until or it[0].began)]
+    newest = math.inf if vouched is None else vouched
+    rows = [
+        (row, about)
+        for row, about in listed
+        if (_lasted(row, since) or row.last_row > newest) and row.began <= (until or row.began)
+    ]
     signed_on = statement.as_said(node)
     others = {_signed_on(row) for row, _ in rows} - {"", signed_on}
     if node and others:
         names = ", ".join(sorted(others))
         human.warn(f"receipts of the list are signed for {names}, not for {node} (--node-name): is it of another node?")
-    if vouched is not None and (newer := sum(row.last_row > vouched for row, _ in rows)):
-        human.warn(f"the checkpoints do not vouch for all rows of {quantity(newer, 'hand-over')}: -o csv says which")
+    if newer := sum(row.last_row > newest for row, _ in rows):
+        human.warn(f"the checkpoints do not vouch for all rows of {quantity(newer, 'hand-over')} (vouched)")
     if output == "table":
-        document.show_table(TABLE, [_cells(*row) for row in rows])
+        cells = [[*_cells(*it), *([] if vouched is None else [_yes(it[0].last_row <= vouched)])] for it in rows]
+        document.show_table(TABLE if vouched is None else (*TABLE, "VOUCHED"), cells)
         return
     known = next(filter(None, (_signed_on(row) for row, _ in reversed(listed))), host)
     items = [_item(row, about, node or _signed_on(row) or known, vouched) for row, about in rows]
@@ -261,6 +276,10 @@ def _later_flaws(closed: TenancyClosed) -> list[str]:
     if closed.until_wiped.mode is FenceMode.OFF:
         return [f"until wiped not known: {closed.until_wiped.why}"]
     return [f"until wiped {flaw}" for flaw in closed.until_wiped.flaws if flaw not in closed.ended.guarded.flaws]
+
+
+def _yes(it: bool) -> str:
+    return "yes" if it else "no"
 
 
 def _result(row: TenancyRow) -> str:

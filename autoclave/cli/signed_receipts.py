@@ -88,11 +88,11 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
             raise
         why = "it is neither the id of a receipt nor a GPU"
         if kind is CLOSINGS:
-            why = "no hand-over of this id, tenant or GPU has ended and was wiped since"
+            why = "no hand-over of this id, tenant or GPU has ended and was wiped before the next one"
         raise InvalidRequest(f"cannot find {kind.word} {name}: {why}", LISTS) from error
     if not entries:
         none = (
-            "no hand-over of it has ended and was wiped since then"
+            "no hand-over of it has ended and was wiped before the next one"
             if kind is CLOSINGS
             else "the ledger does not have it"
         )

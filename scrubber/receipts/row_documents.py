@@ -132,4 +132,5 @@ def _said_of(guarded: Guarded) -> Guarded:
     """As much as ``guarded_in`` reads of it."""
     if guarded.mode is FenceMode.OFF:
         return Guarded(why=as_said(guarded.why))
-    return replace(guarded, since=None, why="", exempt="", exempt_before="", below=as_said(guarded.below))
+    before = guarded.exempt_before or guarded.exempt
+    return replace(guarded, since=None, why="", exempt_before=before, below=as_said(guarded.below))

@@ -119,13 +119,15 @@ def _fence(guarded: Guarded, words: Callable[[str], str]) -> dict[str, object]:
 
 
 def guarded_in(fence: Mapping[str, Any]) -> Guarded:
-    """What ``_fence`` has written, as far as it tells of counts."""
+    """What ``_fence`` has written, but for its beginning."""
     if fence["mode"] == "none":
         return Guarded(why=fence["why"])
-    mode = FenceMode(fence["mode"])
+    mode, exempt = FenceMode(fence["mode"]), fence.get("exempt", "")
     return Guarded(
         mode=mode,
         mode_before=FenceMode(fence.get("modeBefore", mode)),
+        exempt=exempt,
+        exempt_before=fence.get("exemptBefore", exempt),
         let_through=fence["letThrough"],
         ignored=fence["ignored"],
         refused=fence["refused"],

@@ -172,23 +172,60 @@ def test_a_closing_receipt_of_another_tenant_is_not_its_own():
         assert handover_table._others(listed) == others
 
 
-@pytest.mark.parametrize(("newer", "vouched"), [(0, [True, True]), (1, [True, False]), (6, [False, False])])
-def test_a_list_says_which_lines_are_vouched_for(autoclave, ledger, tmp_path, newer, vouched):
-    """``newer``: how many rows no checkpoint vouches for. A hand-over has five, and ends with its wipe."""
-    file, log, pem = ledger(("old", 9, 8, 7), ("new", 3, 2, 1)), tmp_path / "log", tmp_path / "key"
+def until(file: Path, newer: int) -> tuple[object, ...]:
+    """The list by a checkpoint that does not count so many rows. A hand-over has five, and ends with its wipe."""
+    log, pem = file.with_name("log"), file.with_name("key")
     with reading.consistent_view(LedgerPaths(file)) as connection:
         size = database.tree_of(connection).size - newer
         root = tree.frontier(connection, size).root
     log.write_text(json.dumps({"checkpoint": note.sign(Checkpoint("autoclave/gpu-7", size, root), WordSigner())}))
     pem.write_text(key.public_pem(WordSigner().public_key))
-    flags = ("receipt", "list", "-o", "jsonl", "--checkpoint", log, "--key", pem)
-    run = autoclave(*flags, "--file", file)
-    assert [json.loads(line)["vouched"] for line in run.stdout.splitlines()] == vouched
-    assert ("do not vouch for all rows of " in run.stderr) == (False in vouched)
+    return "receipt", "list", "-o", "jsonl", "--checkpoint", log, "--key", pem
+
+
+def vouched(run) -> list[tuple[str, bool]]:
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    return [(line["tenant"], line["vouched"]) for line in lines]
+
+
+@pytest.mark.parametrize(("newer", "old", "new"), [(0, True, True), (1, True, False), (6, False, False)])
+def test_a_list_says_which_lines_are_vouched_for(autoclave, ledger, newer, old, new):
+    file = ledger(("old", 9, 8, 7), ("new", 3, 2, 1))
+    run = autoclave(*until(file, newer), "--file", file)
+    assert vouched(run) == [("old", old), ("new", new)]
+    assert ("do not vouch for all rows of " in run.stderr) == (not new)
+    table = autoclave(*until(file, newer), "-o", "table", "--file", file)
+    assert [line.split()[-1] for line in table.stdout.splitlines()] == [
+        "VOUCHED",
+        *({True: "yes", False: "no"}[each] for each in (old, new)),
+    ]
+
+
+def test_checkpoints_are_compared_with_an_intact_copy_alone(autoclave, ledger):
+    flags = until(ledger(("old", 9, 8, 7)), 0)
     other = autoclave(*flags, "--file", ledger(("old", 9, 8, 7), folder="other"))
     assert (other.exit_code, other.stdout, "cannot trust the ledger" in other.stderr) == (1, "", True)
     live = autoclave(*flags)
     assert (live.exit_code, "name it with --file" in live.stderr) == (2, True)
+    dropped = ledger(("old", 9, 8, 7), forgets=True, folder="dropped")
+    assert (
+        "hand-overs may be missing: the evidence is complete" in autoclave(*until(dropped, 0), "--file", dropped).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("story", "newer", "listed"),
+    lives.rows(
+        ("its end", [("job", 90, 80, 79)], 3, [("job", False)]),
+        ("a later hand-over", [("job", 90, 10, 9), ("no", 85, 84, 83)], 5, [("job", True), ("no", False)]),
+        ("none", [("job", 90, 80, 79)], 0, []),
+    ),
+)
+def test_no_row_that_is_dated_back_hides_a_line(autoclave, ledger, monkeypatch, story, newer, listed):
+    """Who appends rows without a checkpoint chooses their times."""
+    monkeypatch.setattr(handover_table, "EARLIER", 5)
+    file = ledger(*story)
+    assert vouched(autoclave(*until(file, newer), "--since", "30d", "--file", file)) == listed
 
 
 def test_an_unsigned_row_hides_no_signed_receipt():

@@ -85,6 +85,7 @@ def test_no_field_of_a_signed_proof_can_be_changed(change: dict[str, Any]):
             for each in (
                 {"mode": FenceMode.REFUSE}, {"mode_before": FenceMode.REFUSE}, {"let_through": 0}, {"refused": 0},
                 {"ignored": 0}, {"gaps": 1}, {"open_to_all": True}, {"below": ""},
+                {"exempt": "e"}, {"exempt_before": "e"},
             )
         ),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, options
-from autoclave.cli.audited_ledger import audited
+from autoclave.cli.audited_ledger import audited, complete_since
 from autoclave.cli.output import document, human
 from ground import paths
 from ground.quantities import quantity
@@ -44,12 +44,8 @@ def verify(
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
     elif result.broken is None:
         human.say(f"{path} is intact: {_rows(result)}")
-        if result.complete_from > 1:
-            older = "older evidence was dropped, or an older version has written it"
-            since = (
-                human.local(result.complete_since) if result.complete_since else "no checkpoint vouches for its time"
-            )
-            human.say(f"its evidence is complete from row {result.complete_from} on ({since}); {older}")
+        if since := complete_since(result):
+            human.say(f"its evidence is {since}")
         if checkpoints and result.rows:
             of = ", ".join(result.compared)
             human.say(f"the checkpoints of {of} vouch for the rows up to {result.vouched}, and for none after it")
