@@ -545,7 +545,8 @@ def _if_of_node(gpu: str, unit: str, *, kubelet: bool) -> Iterator[str]:
         yield "if it is a person: they request a GPU through Kubernetes"
     else:
         yield f"if it is a person: they acquire the GPU first, with `autoclave acquire {gpu} --owner NAME`"
-    yield f"if it is a daemon that may open GPUs: add {unit or 'its unit'} to fence.exempt.units"
+    of_chart = " (policy.exempt of the chart)" if kubelet else ""
+    yield f"if it is a daemon that may open GPUs: add {unit or 'its unit'} to fence.exempt.units{of_chart}"
     yield "so that it costs no scrubs, and keeps no GPU out: add the path of its program to evict.bystanders"
 
 
@@ -555,7 +556,8 @@ def _if_monitors(pods: Iterable[str], namespaces: Namespaces) -> Iterator[str]:
     for each in [it for it in of_others if it not in namespaces.of_tenants][:MOST]:
         is_exempt = each in namespaces.exempt
         if not is_exempt:
-            yield f"if it is a monitor, and tenants cannot create pods there: add {each} to evict.operator_namespaces"
+            named = f"add {each} to evict.operator_namespaces (policy.operatorNamespaces of the chart)"
+            yield f"if it is a monitor, and tenants cannot create pods there: {named}"
         also = "" if is_exempt else "also "
         yield f"unless that monitor is NVIDIA's, {also}add {each}:PATH to evict.bystanders, or it keeps the GPU out"
 

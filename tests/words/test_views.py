@@ -212,8 +212,12 @@ HOST = Holder(8, 1.0, "loop", None)
 EVIL = Holder(9, 1.0, "evil", "pod-b")
 KNOWN = {"pod-a": "team/a-0", "pod-b": "ns/b"}
 SAVE = "first save what `autoclave ledger export` prints"
+MAY_MONITOR = (
+    "if it is a monitor, and tenants cannot create pods there: add {} to evict.operator_namespaces"
+    " (policy.operatorNamespaces of the chart)"
+)
 MONITOR = (
-    "if it is a monitor, and tenants cannot create pods there: add ns to evict.operator_namespaces",
+    MAY_MONITOR.format("ns"),
     "unless that monitor is NVIDIA's, also add ns:PATH to evict.bystanders, or it keeps the GPU out",
 )
 END_IT = "if nobody knows it, treat it as a break-in, and end it:"
@@ -316,7 +320,8 @@ def test_a_use_before_the_exemption_needs_nothing():
 def test_a_host_program_is_exempted_or_its_unit_stopped():
     assert on_others(lives.IN_USE, HOST, units={HOST: "mymon.service"})[1:] == (
         SAVE, "if it is a person: they request a GPU through Kubernetes",
-        "if it is a daemon that may open GPUs: add mymon.service to fence.exempt.units", OF_NODE[2], END_IT,
+        "if it is a daemon that may open GPUs: add mymon.service to fence.exempt.units (policy.exempt of the chart)",
+        OF_NODE[2], END_IT,
         'end "loop" (pid 8) of mymon.service: `systemctl stop mymon.service`',
         "that ends all of mymon.service; to end the process alone: `kill 8`",
     )  # fmt: skip
@@ -345,7 +350,7 @@ def test_the_tenant_is_named_by_the_best_name(record, tenant):
          (f'"train" (pid 7, team/a-0) {KEEPS}',
           'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`',
           "if that pod is gone already: `kill -9 7`",
-          "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
+          MAY_MONITOR.format("team"),
           "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a process that runs", HOST, {HOST: "ann"}, {},
          (f'"loop" (pid 8, user ann, no container) {KEEPS}',
@@ -380,7 +385,7 @@ OF_NODE = (
     ("places", "who", "advice"),
     lives.rows(
         ("a pod", {"uid-1": "team/a"}, "pod team/a (uid-1)",
-         (HOLD, "if it is a monitor, and tenants cannot create pods there: add team to evict.operator_namespaces",
+         (HOLD, MAY_MONITOR.format("team"),
           "unless that monitor is NVIDIA's, also add team:PATH to evict.bystanders, or it keeps the GPU out")),
         ("a pod without a name", {"uid-1": ""}, "pod uid-1", (HOLD,)),
         ("a unit", {"/system.slice/x.service": ""}, "/system.slice/x.service", OF_NODE),
