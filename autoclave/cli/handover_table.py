@@ -207,8 +207,9 @@ def _signed_on(row: TenancyRow) -> str:
 def _predicates(row: TenancyRow) -> Iterator[dict[str, Any]]:
     """Of its signed receipts, if they are its own."""
     for receipt in (row.proof, row.wipe):
-        its_own = receipt is not None and not row_documents.why_not_its_own(ScrubPassed("", receipt), row.device)
-        if receipt is not None and receipt.envelope and its_own:
+        if receipt is None or not receipt.envelope:
+            continue
+        if not row_documents.why_not_its_own(ScrubPassed("", receipt), row.device):
             yield json.loads(dsse.parsed(receipt.envelope).payload)["predicate"]
 
 

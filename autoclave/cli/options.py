@@ -231,10 +231,15 @@ keys = click.option(
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
 
 
+def typed(*names: str) -> bool:
+    """Whether the user has typed one of these flags; their variables may be set for other verbs."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is ParameterSource.COMMANDLINE for name in names)
+
+
 def names_a_copy() -> bool:
     """Whether the user wants the ledger in --state-dir, and no service: only that flag was typed, and not --run-dir."""
-    source = click.get_current_context().get_parameter_source
-    return source("state_dir") is ParameterSource.COMMANDLINE is not source("run_dir")
+    return typed("state_dir") and not typed("run_dir")
 
 
 gpu = click.argument("gpu", shell_complete=complete_gpus, callback=_one_gpu)

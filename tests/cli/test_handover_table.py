@@ -202,11 +202,15 @@ def test_a_list_says_which_lines_are_vouched_for(autoclave, ledger, newer, old, 
 
 
 def test_checkpoints_are_compared_with_an_intact_copy_alone(autoclave, ledger):
-    flags = until(ledger(("old", 9, 8, 7)), 0)
+    file = ledger(("old", 9, 8, 7))
+    flags = until(file, 0)
     other = autoclave(*flags, "--file", ledger(("old", 9, 8, 7), folder="other"))
     assert (other.exit_code, other.stdout, "cannot trust the ledger" in other.stderr) == (1, "", True)
-    live = autoclave(*flags)
+    of_node = ("--run-dir", file.parent / "none", "--state-dir", file.parent)
+    live = autoclave("--service-wait", "0s", *flags, *of_node)
     assert (live.exit_code, "name it with --file" in live.stderr) == (2, True)
+    variables = {"AUTOCLAVE_CHECKPOINT": str(flags[5]), "AUTOCLAVE_KEY": str(flags[7])}
+    assert autoclave("--service-wait", "0s", *flags[:4], *of_node, **variables).exit_code == 0, "of another verb"
     dropped = ledger(("old", 9, 8, 7), forgets=True, folder="dropped")
     assert (
         "hand-overs may be missing: the evidence is complete" in autoclave(*until(dropped, 0), "--file", dropped).stderr
