@@ -73,7 +73,9 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "release", self._counters.answered) as asked:
             owner = request_limits.acquired_for(request.owner)
             asked.devices = request_limits.devices(request.devices, needed=not owner)
-            released = await self._service.tenant_requests.release(asked.devices, owner=owner, op=asked.op)
+            released = await self._service.tenant_requests.release(
+                asked.devices, owner=owner, op=asked.op, within=context.time_remaining()
+            )
             asked.devices = asked.devices or released
             return scrub_pb2.ReleaseResponse(released=released)
 

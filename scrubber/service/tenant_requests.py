@@ -212,7 +212,9 @@ class TenantRequests:
                     await ledger.append(op, *((device, ev.LetIn(pods)) for device in changed))
         return found
 
-    async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
+    async def release(
+        self, devices: Sequence[str] = (), *, owner: str = "", op: str = "", within: float | None = None
+    ) -> tuple[str, ...]:  # fmt: skip
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
 
         ``owner``: also raise if one of the devices was granted to another owner. Without ``devices``, release all
@@ -224,7 +226,7 @@ class TenantRequests:
             records = self._context.ledger.records
             of_owner = [device for device, record in records.items() if record.tenancy.acquired_for(owner)]
             devices = devices or of_owner
-            return await self._release(self._request(Action.TAKE_BACK, devices, op, None), owner) if devices else ()
+            return await self._release(self._request(Action.TAKE_BACK, devices, op, within), owner) if devices else ()
 
     async def _release(self, request: Request, owner: str) -> tuple[str, ...]:
         context = self._context
@@ -255,7 +257,9 @@ class TenantRequests:
         context = self._context
         budgets = [context.device_policy(device).policy.budgets for device in devices]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
-        budget = pauses.START_WITHIN if action is Action.START_ON else min(each.allocate for each in budgets)
+        budget = min(each.allocate for each in budgets)
+        if action in (Action.START_ON, Action.TAKE_BACK):  # which the kubelet does not wait for in Allocate
+            budget = pauses.START_WITHIN
         deadline = now + min(limit, budget)
         waits = action is Action.HAND_OUT
         owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline

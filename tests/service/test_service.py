@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -358,6 +359,21 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
     monkeypatch.setattr(world.life.ledger, "append", slow)
     with pytest.raises(NotReady, match="cannot say in time whether the devices are free"):
         await world.begin("pod", device)
+
+
+@pytest.mark.parametrize(("within", "done"), [(10.0, True), (7.0, False)])
+async def test_only_its_caller_limits_a_release(world, monkeypatch, within, done):
+    """The budget of Allocate does not: on a busy node, Slurm would drain the node."""
+    device, full = world.uuids[0], world.context.observer.for_change
+    world.node.end_container(await world.tenancy(device))
+
+    async def slow(*args: object, **more: object) -> object:
+        await asyncio.sleep(8.0)
+        return await full(*args, **more)
+
+    monkeypatch.setattr(world.context.observer, "for_change", slow)
+    with nullcontext() if done else pytest.raises(NotReady, match="cannot say in time"):
+        await world.tenant_requests.release([device], within=within)
 
 
 def hang_from(world, monkeypatch, moment: float) -> None:
