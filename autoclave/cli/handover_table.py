@@ -97,8 +97,11 @@ def vouched(file: Path, state_dir: Path, checkpoints: tuple[Path, ...], keys: tu
 
 
 async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
-    """The tenancies since then, and of each GPU one from before, if there is one: so each has its true beginning."""
-    rows = {row.seq: row for row in await history(gpu, since=since, limit=EVERY, kinds=KINDS)}
+    """The tenancies since then, and of each GPU one from before, if there is one: so each has its true beginning.
+
+    ``gpu``: only those of this one, as ``_is_of`` says; InvalidRequest if no GPU was ever called so.
+    """
+    rows = {row.seq: row for row in await history("", since=since, limit=EVERY, kinds=KINDS)}
 
     async def with_earlier(devices: Iterable[str], limit: int) -> list[TenancyRow]:
         for device in devices:
@@ -109,14 +112,27 @@ async def _rows(history: History, gpu: str, since: float, models: Mapping[str, s
         )
         return tenancies.tenancies(events)
 
-    others = [gpu] if gpu else {*models, *(row.device for row in rows.values())}
-    found = await with_earlier(others if since else (), EARLIER)
+    found = await with_earlier({*models, *(row.device for row in rows.values())} if since else (), EARLIER)
     cut_off = {row.device for row in rows.values()} - {row.device for row in found if not _lasted(row, since)}
     if since and cut_off:
         found = await with_earlier(cut_off, EVERY)
-    described = await history(gpu, limit=EVERY, kinds=DESCRIBING)
+    described = await history("", limit=EVERY, kinds=DESCRIBING)
     present = {it.device: About(it.simulated, it.index, it.slice, models.get(it.device, "")) for it in rows.values()}
-    return [(row, _about(row, described, present[row.device])) for row in found]
+    listed = [(row, _about(row, described, present[row.device])) for row in found]
+    if gpu and not (listed := [(row, about) for row, about in listed if _is_of(gpu, row, about)]):
+        await history(gpu, limit=1, kinds=KINDS)
+    return listed
+
+
+def _is_of(gpu: str, row: TenancyRow, about: About) -> bool:
+    """Whether the hand-over is of a GPU that was called so then: a later description or device changes nothing.
+
+    Also one of a GPU whose index of then is not known.
+    """
+    if row.device.lower().startswith(gpu.lower()):
+        return True
+    is_index = gpu.replace(":", "").isdecimal()
+    return is_index and (about.index is None or gpu in (device_name(about.index, about.slice), str(about.index)))
 
 
 def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: About) -> About:

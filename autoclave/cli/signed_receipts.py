@@ -72,15 +72,15 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
 
     Closing receipts also by the id with which the hand-over began, and by its tenant: one for each GPU.
     """
-    found: dict[str, tuple[views.HistoryEntry, dict[str, Any]]] = {}
     if kind is CLOSINGS or ID.fullmatch(name):
-        for entry in reversed(await history("", limit=EVERY, kinds=(kind.row,))):
-            receipt, names = _about(entry, kind)
-            # Without the key, somebody may have written an unsigned row with the same name later.
-            if name in names and not (entry.device in found and found[entry.device][1].get("envelope")):
-                found[entry.device] = entry, receipt
-    if found:
-        return [_opened(entry, receipt, kind) for entry, receipt in found.values()]
+        rows = await history("", limit=EVERY, kinds=(kind.row,))
+        of_id = [entry for entry in rows if _about(entry, kind).begins_with == name]
+        of_tenant: dict[str, list[views.HistoryEntry]] = {}
+        for entry in () if of_id else reversed(rows):  # a tenant may call itself by the id of another hand-over
+            if name in _about(entry, kind).tenants:
+                of_tenant.setdefault(entry.device, []).append(entry)
+        if found := [of_id] if of_id else [*of_tenant.values()]:  # no later row takes the place of an id
+            return [_opened(next(filter(_is_its_own, entries), entries[0]), kind) for entries in found]
     try:
         entries = [] if ID.fullmatch(name) else await history(name, limit=1, kinds=(kind.row,))
     except InvalidRequest as error:
@@ -97,36 +97,53 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
             else "the ledger does not have it"
         )
         raise InvalidRequest(f"cannot find {kind.word} {name}: {none}", LISTS)
-    return [_opened(entries[-1], _about(entries[-1], kind)[0], kind)]
+    return [_opened(entries[-1], kind)]
 
 
-def _about(entry: views.HistoryEntry, kind: Kind) -> tuple[dict[str, Any], set[str]]:
-    """The id and the document in a row, and what it can be found by."""
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a row says of its document. Without the key, somebody may have written the row."""
+
+    id: str
+    begins_with: str  # the id by which the document is found: of the receipt, or with which the hand-over began
+    tenants: frozenset[str]  # names of the tenant, by which a closing receipt is found, too
+    envelope: str
+
+
+def _about(entry: views.HistoryEntry, kind: Kind) -> About:
     body = json.loads(entry.body)
     if kind is RECEIPTS:
-        return body["receipt"], {body["receipt"]["id"]}
+        receipt = body["receipt"]
+        return About(receipt["id"], receipt["id"], frozenset(), receipt.get("envelope", ""))
     ended = body["ended"]
-    names = {ended[name] for name in ("receipt", "container", "pod", "acquired_by")} - {None, ""}
-    return {"id": ended["receipt"] or body["receipt"], "envelope": body["envelope"]}, names
+    tenants = frozenset({ended[name] for name in ("container", "pod", "acquired_by")} - {None, ""})
+    return About(ended["receipt"] or body["receipt"], ended["receipt"], tenants, body["envelope"])
 
 
-def _opened(entry: views.HistoryEntry, receipt: dict[str, Any], kind: Kind) -> Signed:
-    envelope = receipt.get("envelope", "")
+def _is_its_own(entry: views.HistoryEntry) -> bool:
+    """Whether the row has a signed document, and it is of this row."""
+    event = ledger_rows.decode(entry.kind, entry.body)
+    return bool(row_documents.document_in(event)) and not row_documents.why_not_its_own(event, entry.device)
+
+
+def _opened(entry: views.HistoryEntry, kind: Kind) -> Signed:
+    receipt = _about(entry, kind)
+    envelope = receipt.envelope
     if not envelope:
         raise Refused(
-            Reason.INTERNAL, f"cannot use {kind.word} {receipt['id']}: it is not signed", "`autoclave doctor` says why"
+            Reason.INTERNAL, f"cannot use {kind.word} {receipt.id}: it is not signed", "`autoclave doctor` says why"
         )
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
     except (ReceiptError, ValueError, RecursionError) as error:
         raise FatalError(
-            f"cannot read {kind.word} {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
+            f"cannot read {kind.word} {receipt.id}: {error}", "`autoclave ledger verify` checks it"
         ) from error
     if why := row_documents.why_not_its_own(ledger_rows.decode(entry.kind, entry.body), entry.device):
         changed = "somebody has changed the ledger: `autoclave ledger verify` says more"
-        raise FatalError(f"cannot use {kind.word} {receipt['id']} of row {entry.seq}: {why}", changed)
-    return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
+        raise FatalError(f"cannot use {kind.word} {receipt.id} of row {entry.seq}: {why}", changed)
+    return Signed(receipt.id, entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
 
 def export(name: str, folder: Path, state_dir: Path, kind: Kind) -> int:

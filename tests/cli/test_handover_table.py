@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import handover_table, signed_receipts
-from autoclave.cli.output.statement_words import RECEIPTS
+from autoclave.cli.output.statement_words import CLOSINGS, RECEIPTS
 from scrub_api.views import HistoryEntry
 from scrubber.core import events as ev
 from scrubber.core import states
@@ -28,7 +28,7 @@ from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.receipts import key, note
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
-from tests.receipts.signing import WordSigner, sealed
+from tests.receipts.signing import ENDED, WordSigner, closed, sealed
 
 DAY = 86_400.0
 SIMULATED = replace(lives.DEVICE, model="Simulated GPU", simulated=True)
@@ -141,6 +141,13 @@ def test_a_later_description_changes_no_earlier_handover(autoclave, ledger, forg
     run = autoclave("receipt", "list", "-o", "jsonl", "--file", file)
     assert [json.loads(line)["index"] for line in run.stdout.splitlines()] == listed
     assert autoclave("receipt", "list", "--file", file).exit_code == 0
+    for name in (0, 7, "gpu-1", 9):  # an index means the GPUs that had it then, or may have had it
+        run = autoclave("receipt", "list", name, "-o", "jsonl", "--file", file)
+        of_gpu = [t for t, it in zip(("old", "new"), listed, strict=True) if it in (None, name) or name == "gpu-1"]
+        assert ([json.loads(line)["tenant"] for line in run.stdout.splitlines()], run.exit_code) == (
+            of_gpu,
+            0 if of_gpu else 2,
+        )
 
 
 def test_a_signed_receipt_says_whether_a_gpu_is_simulated(autoclave, ledger):
@@ -232,17 +239,43 @@ def test_no_row_that_is_dated_back_hides_a_line(autoclave, ledger, monkeypatch, 
     assert vouched(autoclave(*until(file, newer), "--since", "30d", "--file", file)) == listed
 
 
-def test_an_unsigned_row_hides_no_signed_receipt():
-    """Without the key, somebody can write it later, with the same id."""
-    receipt = lives.proof(lives.CLEAN)
-    bodies = [ledger_rows.encode(ev.ScrubPassed("job", it))[1] for it in (sealed(receipt), receipt)]
-    rows = [HistoryEntry(n, "GPU-1", 0, 0.0, "", "scrub-passed", "", body) for n, body in enumerate(bodies)]
+RECEIPT = lives.proof(lives.CLEAN)
+PASSED, CLOSED = ev.ScrubPassed("job", sealed(RECEIPT)), closed(replace(ENDED, receipt="0123456789abcdef"))
+UNSIGNED = (
+    (RECEIPTS, replace(PASSED, receipt=RECEIPT), PASSED, RECEIPT.id),
+    (CLOSINGS, replace(CLOSED, envelope=""), CLOSED, "0123456789abcdef"),
+)
+
+
+def found_row(name, kind, *rows: tuple[str, ev.Event]) -> int:
+    """The number of the one row whose document is shown. ``rows``: a device, and what happened to it."""
+    entries = [
+        HistoryEntry(n, device, 0, 0.0, "", *ledger_rows.encode(event)[:1], "", ledger_rows.encode(event)[1])
+        for n, (device, event) in enumerate(rows)
+    ]
 
     async def history(*_: object, **__: object) -> list[HistoryEntry]:
-        return rows
+        return entries
 
-    [signed] = asyncio.run(signed_receipts._signed(receipt.id, history, RECEIPTS))
-    assert signed.row == 0
+    [signed] = asyncio.run(signed_receipts._signed(name, history, kind))
+    return signed.row
+
+
+@pytest.mark.parametrize("device", ["GPU-1", "GPU-2"])
+@pytest.mark.parametrize(("kind", "unsigned", "signed", "name"), UNSIGNED, ids=["receipt", "closing"])
+def test_an_unsigned_row_hides_no_signed_document(kind, unsigned, signed, name, device):
+    """Without the key, somebody can write it at any time, with the same id."""
+    assert found_row(name, kind, (device, unsigned), ("GPU-1", signed), (device, unsigned)) == 1
+
+
+def test_an_id_finds_its_own_handover_first():
+    """A job may call itself by that id, and a later row may say that it began with it."""
+    named = closed(replace(ENDED, receipt="fedcba9876543210", acquired_by="0123456789abcdef"))
+    other = closed(replace(ENDED, receipt="0123456789abcdef", number=8))
+    assert found_row("0123456789abcdef", CLOSINGS, ("GPU-1", named), ("GPU-1", CLOSED), ("GPU-1", other)) == 1
+    assert found_row("0123456789abcdef", CLOSINGS, ("GPU-1", named)) == 0
+    newest = found_row(ENDED.pod, CLOSINGS, ("GPU-1", named), ("GPU-1", CLOSED))
+    assert newest == 1
 
 
 def test_a_copy_is_read_where_a_service_runs(autoclave, own_service, ledger):

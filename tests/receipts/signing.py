@@ -6,8 +6,11 @@ from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from policies.policy_model import FenceMode
 from scrubber.core import verdict
-from scrubber.core.model import Receipt
+from scrubber.core.events import TenancyClosed
+from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
+from scrubber.core.model import Moment, Receipt
 from scrubber.receipts import dsse, key, statement
 from tests.core import lives
 
@@ -32,6 +35,17 @@ class WordSigner:
 
     def sign(self, message):
         return self.private.sign(message)
+
+
+COUNTED = Guarded(lives.NOW, FenceMode.HOLD, "", FenceMode.WATCH, "0" * 16, "", 3, 1, 2, below='/a "group"')
+ENDED = EndedTenancy(7, "boot", lives.NOW, Moment(1.0, 1.0), "uid", "team/a" * 20, receipt="r1", guarded=COUNTED)
+
+
+def closed(ended: EndedTenancy = ENDED, until_wiped: Guarded = UNKNOWN) -> TenancyClosed:
+    """The end of a tenancy, with its signed document."""
+    proof = sealed(lives.proof(lives.CLEAN))
+    said = statement.closing(ended, until_wiped, proof, lives.DEVICE, "hand-over", statement.Program("0.1.0"))
+    return TenancyClosed(ended, proof.id, until_wiped, dsse.envelope(said, WordSigner()))
 
 
 def sealed(receipt: Receipt, signer=None, node="", device=lives.DEVICE) -> Receipt:

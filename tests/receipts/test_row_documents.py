@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from policies.policy_model import FenceMode
-from scrubber.core.events import Event, LetIn, ScrubPassed, TenancyClosed
-from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
+from scrubber.core.events import Event, LetIn, ScrubPassed
+from scrubber.core.guarded import UNKNOWN
 from scrubber.core.model import Incarnation, Moment
 from scrubber.ledger import ledger_rows
-from scrubber.receipts import dsse, statement
+from scrubber.receipts import dsse
 from scrubber.receipts.key import ReceiptError
 from scrubber.receipts.row_documents import Documents, why_not_its_own
 from tests.core import lives
-from tests.receipts.signing import WordSigner, sealed
+from tests.receipts.signing import COUNTED, ENDED, WordSigner, closed, sealed
 
 NODE, OTHER = WordSigner("node"), WordSigner("other")
 GPU = lives.DEVICE.uuid
@@ -26,15 +26,6 @@ PASSED = ScrubPassed("job", PROOF)
 
 def stored(event: Event) -> str:
     return ledger_rows.encode(event)[1]
-
-
-COUNTED = Guarded(lives.NOW, FenceMode.HOLD, "", FenceMode.WATCH, "0" * 16, "", 3, 1, 2, below='/a "group"')
-ENDED = EndedTenancy(7, "boot", lives.NOW, Moment(1.0, 1.0), "uid", "team/a" * 20, receipt="r1", guarded=COUNTED)
-
-
-def closed(ended: EndedTenancy = ENDED, until_wiped: Guarded = UNKNOWN) -> TenancyClosed:
-    said = statement.closing(ended, until_wiped, PROOF, lives.DEVICE, "hand-over", statement.Program("0.1.0"))
-    return TenancyClosed(ended, PROOF.id, until_wiped, dsse.envelope(said, NODE))
 
 
 def test_the_document_of_a_row_is_its_own():
