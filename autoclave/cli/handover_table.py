@@ -191,7 +191,7 @@ def show(
     rows = [
         (row, about)
         for row, about in listed
-        if (_lasted(row, since) or row.last_row > newest) and row.began <= (until or row.began)
+        if (_lasted(row, since) or row.last_row > newest) and (not until or _to_milliseconds(row.began) <= until)
     ]
     signed_on = statement.as_said(node)
     others = {_signed_on(row) for row, _ in rows} - {"", signed_on}
@@ -293,6 +293,11 @@ def _later_flaws(closed: TenancyClosed) -> list[str]:
     if closed.until_wiped.mode is FenceMode.OFF:
         return [f"until wiped not known: {closed.until_wiped.why}"]
     return [f"until wiped {flaw}" for flaw in closed.until_wiped.flaws if flaw not in closed.ended.guarded.flaws]
+
+
+def _to_milliseconds(at: float) -> float:
+    """As a list prints it: who copies a time from the list means this hand-over, too."""
+    return int(at * 1000) / 1000
 
 
 def _yes(it: bool) -> str:

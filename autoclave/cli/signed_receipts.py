@@ -70,13 +70,13 @@ class Signed:
 async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
     """The receipt of this id, or the newest one of this GPU. FatalError if it is not signed.
 
-    Closing receipts also by the id with which the hand-over began, and by its tenant: one for each GPU.
+    A closing receipt has the id of the wipe, which no other has. Also by the tenant: the newest one of each GPU.
     """
     if kind is CLOSINGS or ID.fullmatch(name):
         rows = await history("", limit=EVERY, kinds=(kind.row,))
-        of_id = [entry for entry in rows if _about(entry, kind).begins_with == name]
+        of_id = [entry for entry in rows if _about(entry, kind).id == name]
         of_tenant: dict[str, list[views.HistoryEntry]] = {}
-        for entry in () if of_id else reversed(rows):  # a tenant may call itself by the id of another hand-over
+        for entry in () if of_id else reversed(rows):  # a tenant may call itself by the id of a wipe
             if name in _about(entry, kind).tenants:
                 of_tenant.setdefault(entry.device, []).append(entry)
         if found := [of_id] if of_id else [*of_tenant.values()]:  # no later row takes the place of an id
@@ -105,7 +105,6 @@ class About:
     """What a row says of its document. Without the key, somebody may have written the row."""
 
     id: str
-    begins_with: str  # the id by which the document is found: of the receipt, or with which the hand-over began
     tenants: frozenset[str]  # names of the tenant, by which a closing receipt is found, too
     envelope: str
 
@@ -114,10 +113,10 @@ def _about(entry: views.HistoryEntry, kind: Kind) -> About:
     body = json.loads(entry.body)
     if kind is RECEIPTS:
         receipt = body["receipt"]
-        return About(receipt["id"], receipt["id"], frozenset(), receipt.get("envelope", ""))
+        return About(receipt["id"], frozenset(), receipt.get("envelope", ""))
     ended = body["ended"]
     tenants = frozenset({ended[name] for name in ("container", "pod", "acquired_by")} - {None, ""})
-    return About(ended["receipt"] or body["receipt"], ended["receipt"], tenants, body["envelope"])
+    return About(body["receipt"], tenants, body["envelope"])
 
 
 def _is_its_own(entry: views.HistoryEntry) -> bool:

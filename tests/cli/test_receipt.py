@@ -360,16 +360,16 @@ def test_a_handover_from_before_an_older_copy_is_found(own_service, autoclave, t
     given = autoclave("receipt", "export", past, tmp_path / "before", *state).stdout.strip()
     for verb in ("acquire", "release"):
         assert autoclave(verb, 0).exit_code == 0
-    own_service.settled(0, "clean")
+    wipe = own_service.settled(0, "clean").receipt.id
     own_service.stop()
     paths.ledger_head(own_service.run_dir).unlink()
     own_service.start()
     assert "an older copy" in "".join(own_service.log_lines)
     newest = own_service.settled(0, "clean").receipt.id
-    for receipt, closing in ((past, []), (past, ["--closing"]), (newest, [])):
+    for receipt, closing, of_past in ((past, [], True), (wipe, ["--closing"], True), (newest, [], False)):
         run = autoclave("receipt", "export", receipt, tmp_path / "after", *closing, *state)
         assert (run.exit_code, run.stderr) == (0, "")
-        assert (Path(run.stdout.strip()).name == Path(given).name) == (receipt == past)
+        assert (Path(run.stdout.strip()).name == Path(given).name) == of_past
 
 
 def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):

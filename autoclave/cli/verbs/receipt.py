@@ -130,7 +130,7 @@ def _kind(closing: bool) -> Any:  # noqa: ANN401 - of a module that is loaded la
 
 CLOSING = click.option(
     "--closing", is_flag=True,
-    help="The closing receipt: who else opened the GPU. Also of a tenant (pod, UID or owner): one for each GPU.",
+    help="The closing receipt: who else opened the GPU. ID is that of the wipe. Also of a tenant (pod, UID or owner).",
 )  # fmt: skip
 
 
