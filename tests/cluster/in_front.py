@@ -1,6 +1,7 @@
 """NVIDIA's device plugin on the real node, alone and behind ours."""
 
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.cluster import files
@@ -10,6 +11,7 @@ from tests.cluster.nvidia import ROOT, SPECS, install, mounted
 from tests.cluster.programs import Program
 
 DIRECTORY = DEVICE_PLUGINS / "vendor"
+REGISTERED = "the vendor's plugin has registered"
 
 
 class InFront:
@@ -52,6 +54,13 @@ class InFront:
         self.ours.start()
         await files.until(self.ours.log, lambda: self.ours.log.read_text().count("waiting for") > before)
         self.vendor.start()
+
+    @asynccontextmanager
+    async def registered_again(self):
+        """Leave when NVIDIA's plugin has registered with ours once more."""
+        before = self.ours.log.read_text().count(REGISTERED)
+        yield
+        await files.until(self.ours.log, lambda: self.ours.log.read_text().count(REGISTERED) > before)
 
     async def offered(self, count=GPUS):
         """Return when the scheduler may place so many GPUs."""

@@ -47,8 +47,8 @@ async def test_without_autoclave_one_lost_gpu_fails_every_pod(node_with_nvidia, 
 async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
     behind.vendor.end()
     behind.vendor = behind.nvidia(**ONLY_PREFERS)
-    behind.vendor.start()
-    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
+    async with behind.registered_again():
+        behind.vendor.start()
     lose(0)
     await autoclave.quarantine("0")  # for an XID, its probation might pass before the last pod
     await behind.offered(GPUS - 1)
@@ -66,8 +66,8 @@ async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
 async def test_the_next_pod_finds_no_byte_by_any_strategy(behind, strategy, ids):
     behind.vendor.end()
     behind.vendor = behind.nvidia(DEVICE_LIST_STRATEGY=strategy, DEVICE_ID_STRATEGY=ids)
-    behind.vendor.start()
-    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
+    async with behind.registered_again():
+        behind.vendor.start()
     await behind.hold("first")
     await behind.cluster.delete("first")
     await behind.hold("second")
@@ -113,8 +113,8 @@ async def test_a_restart_of_nvidias_plugin_ends_no_quarantine(behind, autoclave)
     await autoclave.quarantine(device.device)
     await behind.offered(GPUS - 1)
     behind.vendor.end(SIGKILL)
-    behind.vendor.start()
-    await files.until(behind.ours.log, lambda: behind.ours.log.read_text().count("has registered") > 1)
+    async with behind.registered_again():
+        behind.vendor.start()
     await behind.offered(GPUS - 1)
     await autoclave.reinstate(device.device)
     await behind.offered()
