@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ground.quantities import quantity
 from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
 from scrub_api.device_messages import device_name
-from scrubber.core import tenancies
+from scrubber.core import device_names, tenancies
 from scrubber.core.events import Described, Discovered, LedgerEntry, ScrubPassed, TenancyClosed
 from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
@@ -129,10 +128,9 @@ def _is_of(gpu: str, row: TenancyRow, about: About) -> bool:
 
     Also one of a GPU whose index of then is not known.
     """
-    if row.device.lower().startswith(gpu.lower()):
-        return True
-    is_index = gpu.replace(":", "").isdecimal()
-    return is_index and (about.index is None or gpu in (device_name(about.index, about.slice), str(about.index)))
+    if not device_names.is_index(gpu):
+        return row.device.lower().startswith(gpu.lower())
+    return about.index is None or gpu in (device_name(about.index, about.slice), str(about.index))
 
 
 def _about(row: TenancyRow, described: Iterable[views.HistoryEntry], present: About) -> About:
@@ -187,21 +185,22 @@ def show(
     ``until`` 0: until now. ``node``: the name of all; empty: that of their signed receipts. ``host``: the name if these
     do not say it. ``vouched``: the last row that a checkpoint vouches for; None: none were given.
     """
-    newest = math.inf if vouched is None else vouched
     rows = [
         (row, about)
         for row, about in listed
-        if (_lasted(row, since) or row.last_row > newest) and (not until or _to_milliseconds(row.began) <= until)
+        if (_lasted(row, since) or _is_vouched(row, vouched) is False)
+        and (not until or _to_milliseconds(row.began) <= until)
     ]
     signed_on = statement.as_said(node)
     others = {_signed_on(row) for row, _ in rows} - {"", signed_on}
     if node and others:
         names = ", ".join(sorted(others))
         human.warn(f"receipts of the list are signed for {names}, not for {node} (--node-name): is it of another node?")
-    if newer := sum(row.last_row > newest for row, _ in rows):
+    if newer := sum(_is_vouched(row, vouched) is False for row, _ in rows):
         human.warn(f"the checkpoints do not vouch for all rows of {quantity(newer, 'hand-over')} (vouched)")
     if output == "table":
-        cells = [[*_cells(*it), *([] if vouched is None else [_yes(it[0].last_row <= vouched)])] for it in rows]
+        last = {None: [], True: ["yes"], False: ["no"]}
+        cells = [[*_cells(row, about), *last[_is_vouched(row, vouched)]] for row, about in rows]
         document.show_table(TABLE if vouched is None else (*TABLE, "VOUCHED"), cells)
         return
     known = next(filter(None, (_signed_on(row) for row, _ in reversed(listed))), host)
@@ -238,7 +237,7 @@ def _item(row: TenancyRow, about: About, node: str, vouched: int | None) -> dict
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
         "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _wiped_by(row),
-        "vouched": None if vouched is None else row.last_row <= vouched, **_fence(row),
+        "vouched": _is_vouched(row, vouched), **_fence(row),
     }  # fmt: skip
     return {name: cells[name] if name in cells else getattr(row, name) for name in FIELDS}
 
@@ -300,8 +299,9 @@ def _to_milliseconds(at: float) -> float:
     return int(at * 1000) / 1000
 
 
-def _yes(it: bool) -> str:
-    return "yes" if it else "no"
+def _is_vouched(row: TenancyRow, vouched: int | None) -> bool | None:
+    """Whether the checkpoints vouch for all rows that the line is made of; None without checkpoints."""
+    return None if vouched is None else row.last_row <= vouched
 
 
 def _result(row: TenancyRow) -> str:

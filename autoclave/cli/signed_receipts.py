@@ -19,6 +19,7 @@ from ground import paths, private_files
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
 from scrub_api import admin_client, views
+from scrubber.core.events import ScrubPassed, TenancyClosed
 from scrubber.ledger import ledger_rows
 from scrubber.receipts import dsse, note, row_documents, tenant_files, verification
 from scrubber.receipts import key as key_file
@@ -74,10 +75,10 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
     """
     if kind is CLOSINGS or ID.fullmatch(name):
         rows = await history("", limit=EVERY, kinds=(kind.row,))
-        of_id = [entry for entry in rows if _about(entry, kind).id == name]
+        of_id = [entry for entry in rows if _id(_event(entry)) == name]
         of_tenant: dict[str, list[views.HistoryEntry]] = {}
         for entry in () if of_id else reversed(rows):  # a tenant may call itself by the id of a wipe
-            if name in _about(entry, kind).tenants:
+            if name in _tenants(_event(entry)):
                 of_tenant.setdefault(entry.device, []).append(entry)
         if found := [of_id] if of_id else [*of_tenant.values()]:  # no later row takes the place of an id
             return [_opened(next(filter(_is_its_own, entries), entries[0]), kind) for entries in found]
@@ -100,49 +101,44 @@ async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
     return [_opened(entries[-1], kind)]
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a row says of its document. Without the key, somebody may have written the row."""
-
-    id: str
-    tenants: frozenset[str]  # names of the tenant, by which a closing receipt is found, too
-    envelope: str
+def _event(entry: views.HistoryEntry) -> ScrubPassed | TenancyClosed:
+    """What the row says. Without the key, somebody may have written it."""
+    return ledger_rows.decode(entry.kind, entry.body)  # type: ignore[return-value] # its kind
 
 
-def _about(entry: views.HistoryEntry, kind: Kind) -> About:
-    body = json.loads(entry.body)
-    if kind is RECEIPTS:
-        receipt = body["receipt"]
-        return About(receipt["id"], frozenset(), receipt.get("envelope", ""))
-    ended = body["ended"]
-    tenants = frozenset({ended[name] for name in ("container", "pod", "acquired_by")} - {None, ""})
-    return About(body["receipt"], tenants, body["envelope"])
+def _id(event: ScrubPassed | TenancyClosed) -> str:
+    return event.receipt.id if isinstance(event, ScrubPassed) else event.receipt
+
+
+def _tenants(event: ScrubPassed | TenancyClosed) -> set[str | None]:
+    """The names of the tenant, by which a closing receipt is found, too."""
+    if isinstance(event, ScrubPassed):
+        return set()
+    return {event.ended.container, event.ended.pod, event.ended.acquired_by}
 
 
 def _is_its_own(entry: views.HistoryEntry) -> bool:
     """Whether the row has a signed document, and it is of this row."""
-    event = ledger_rows.decode(entry.kind, entry.body)
+    event = _event(entry)
     return bool(row_documents.document_in(event)) and not row_documents.why_not_its_own(event, entry.device)
 
 
 def _opened(entry: views.HistoryEntry, kind: Kind) -> Signed:
-    receipt = _about(entry, kind)
-    envelope = receipt.envelope
+    event = _event(entry)
+    its_id, envelope = _id(event), row_documents.document_in(event)
     if not envelope:
         raise Refused(
-            Reason.INTERNAL, f"cannot use {kind.word} {receipt.id}: it is not signed", "`autoclave doctor` says why"
+            Reason.INTERNAL, f"cannot use {kind.word} {its_id}: it is not signed", "`autoclave doctor` says why"
         )
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
     except (ReceiptError, ValueError, RecursionError) as error:
-        raise FatalError(
-            f"cannot read {kind.word} {receipt.id}: {error}", "`autoclave ledger verify` checks it"
-        ) from error
-    if why := row_documents.why_not_its_own(ledger_rows.decode(entry.kind, entry.body), entry.device):
+        raise FatalError(f"cannot read {kind.word} {its_id}: {error}", "`autoclave ledger verify` checks it") from error
+    if why := row_documents.why_not_its_own(event, entry.device):
         changed = "somebody has changed the ledger: `autoclave ledger verify` says more"
-        raise FatalError(f"cannot use {kind.word} {receipt.id} of row {entry.seq}: {why}", changed)
-    return Signed(receipt.id, entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
+        raise FatalError(f"cannot use {kind.word} {its_id} of row {entry.seq}: {why}", changed)
+    return Signed(its_id, entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
 
 def export(name: str, folder: Path, state_dir: Path, kind: Kind) -> int:

@@ -18,7 +18,7 @@ def find(records: Mapping[str, Record], name: str) -> str:
     """
     if name in records:
         return name
-    if _is_index(name):
+    if is_index(name):
         named = [record for record in records.values() if name in (record.device.name, str(record.device.index))]
         last = {record.device.name: record for record in sorted(named, key=_gone_since)}
         candidates = [record for record in named if not is_gone(record)] or list(last.values())
@@ -36,7 +36,7 @@ def had_index(records: Mapping[str, Record], name: str, found: str) -> tuple[str
     """A sentence about the last other device with the index by which a device was found; empty if there is none."""
     index = records[found].device.name
     others = [record for uuid, record in records.items() if uuid != found and record.device.name == index]
-    if not others or not _is_index(name):
+    if not others or not is_index(name):
         return ()
     other = max(others, key=_gone_since).device.uuid
     return (f"another GPU had the index {index} at another time: `autoclave explain {other}` is about that one",)
@@ -47,7 +47,8 @@ def argument(record: Record) -> str:
     return record.device.uuid if is_gone(record) else record.device.name
 
 
-def _is_index(name: str) -> bool:
+def is_index(name: str) -> bool:
+    """Whether this is an index, perhaps of a slice, and no UUID."""
     return name.replace(":", "", 1).isdecimal()
 
 

@@ -258,7 +258,7 @@ class TenantRequests:
         budgets = [context.device_policy(device).policy.budgets for device in devices]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
         budget = min(each.allocate for each in budgets)
-        if action in (Action.START_ON, Action.TAKE_BACK):  # which the kubelet does not wait for in Allocate
+        if action in (Action.START_ON, Action.TAKE_BACK):  # Allocate waits for neither
             budget = pauses.START_WITHIN
         deadline = now + min(limit, budget)
         waits = action is Action.HAND_OUT

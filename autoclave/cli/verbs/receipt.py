@@ -51,8 +51,8 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     wiped at --since: regular lists leave none out, and repeat those that went on. An index means each GPU that had it
     when the hand-over began, or may have had it. The tenant is the pod, by its UID if its name was never known, or the
     job or claim that the GPU was acquired for. The table shows local time; the other formats show UTC and more columns.
-    `unsigned`: the receipt is not signed; `unknown`: its row is no longer in the ledger; `not its own`: its signed
-    document was copied from another row.
+    `unsigned`: the receipt is not signed; `unknown`: its row is no longer in the ledger; `not its own`: the signed
+    document is of another scrub or hand-over.
 
     The list is as trustworthy as the ledger. With --checkpoint, a copy is checked first, as by `autoclave ledger
     verify`, and `vouched` says of each line whether the checkpoints vouch for all of its rows. If the service does not
