@@ -136,7 +136,7 @@ class Slots:
         self.driver_release = DriverRelease(observer.driver)
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
-        self._domains: dict[str, asyncio.Lock] = {}
+        self._domains: dict[str, RWLock] = {}
         self._for_worker = Queue()
         self._for_driver = Queue()
 
@@ -153,19 +153,16 @@ class Slots:
     async def at_device(self, record: Record, job: Job, moved: Callable[[], None]) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        In a reset domain, only one job with a reset runs at a time: the worker of a second one would hold a sibling
-        and so prevent the reset. The other jobs of the domain wait for it. The node has a limited number of workers.
-        ``moved`` is called when the job's place in the queue changes.
+        A job with a reset runs alone in its reset domain: another one would hold a sibling and so prevent the reset,
+        and the reset would end what the other one has proven. The node has a limited number of workers. ``moved`` is
+        called when the job's place in the queue changes.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
             with self._for_worker.joined(device, moved):
                 if domain is not None:
-                    turn = self._domains.setdefault(domain, asyncio.Lock())
-                    await stack.enter_async_context(turn)
-                    # A job without a reset waits for its turn, but does not keep it.
-                    if job.path is not ScrubPath.RESET:
-                        await stack.aclose()
+                    turn = self._domains.setdefault(domain, RWLock())
+                    await stack.enter_async_context(turn.exclusive() if job.path is ScrubPath.RESET else turn.shared())
                 await stack.enter_async_context(self.workers)
             yield
 

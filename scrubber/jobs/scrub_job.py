@@ -144,8 +144,8 @@ class ScrubJob:
             )  # fmt: skip
             async with self._context.slots.at_device(record, job, self.progress.changed.notify):
                 await path.run()
-            if await self._conclude(path):
-                return
+                if await self._conclude(path):
+                    return
 
     async def _conclude(self, path: PathRun) -> bool:
         """Record what the path proved, and what the device reported. False when the job goes on with another path."""

@@ -475,6 +475,21 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     assert Step.RESET not in world.node.gpus[one].deeds
 
 
+async def test_a_reset_waits_for_the_scrub_of_a_sibling(build, monkeypatch):
+    """Each prevented the other, again and again: the reset found its sibling in use, and the scrub found a reset."""
+    monkeypatch.setitem(pretend_worker.TAKES, Step.EVICT, 0.0)
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    one, other = world.uuids[1:]
+    scrub = await world.operator_requests.scrub(other, ScrubPath.SLOW)
+    while scrub.step is not Step.CLEAR:
+        await anext(scrub.updates())
+    reset = await world.operator_requests.scrub(one, ScrubPath.RESET)
+    await asyncio.gather(*(job.finished.wait() for job in (scrub, reset)))
+    assert [scrub.why, reset.why] == ["", ""]
+
+
 @pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
 async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     """Its worker would be taken for a user, and the reset cut off in the middle."""
