@@ -60,12 +60,13 @@ class TenancyRow:
 
         Unproven grants in a row are one tenancy there, and several here.
         """
-        if self.closed is None:
-            return True
+        if self.closed is None or self.ended is None:
+            return self.closed is None
         it = self.closed.ended  # of the same UID
-        began = self.began if it.began is None else it.began.wall
-        begins = began == self.began or (not self.proven and began < self.began)
-        return begins and (it.pod, it.acquired_by, it.ended.wall) == (self.pod, self.owner, self.ended)
+        began, ended = self.began if it.began is None else it.began.wall, it.ended.wall
+        longer = not self.proven and began <= self.began and self.ended <= ended
+        period = longer or (began, ended) == (self.began, self.ended)
+        return period and (it.pod, it.acquired_by) == (self.pod, self.owner)
 
 
 def tenancies(entries: Iterable[LedgerEntry]) -> list[TenancyRow]:

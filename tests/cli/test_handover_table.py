@@ -218,6 +218,8 @@ def test_checkpoints_are_compared_with_an_intact_copy_alone(autoclave, ledger):
     assert (live.exit_code, "name it with --file" in live.stderr) == (2, True)
     variables = {"AUTOCLAVE_CHECKPOINT": str(flags[5]), "AUTOCLAVE_KEY": str(flags[7])}
     assert autoclave("--service-wait", "0s", *flags[:4], *of_node, **variables).exit_code == 0, "of another verb"
+    copy = autoclave(*flags[:4], "--file", file, AUTOCLAVE_KEY=str(flags[5]))
+    assert copy.exit_code == 0, "the key is no key, and is for another verb"
     dropped = ledger(("old", 9, 8, 7), forgets=True, folder="dropped")
     assert (
         "hand-overs may be missing: the evidence is complete" in autoclave(*until(dropped, 0), "--file", dropped).stderr

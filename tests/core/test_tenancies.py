@@ -162,6 +162,8 @@ OBSERVED = {"acquired_by": "", "receipt": ""}
         ("a beginning that is not known", FOR_JOB, {"began": None}, True),
         ("an earlier grant that proved nothing either", UNPROVEN, {"began": later(1), **OBSERVED}, True),
         ("a later grant", UNPROVEN, {"began": later(3), **OBSERVED}, False),
+        ("a later grant that proved nothing either", UNPROVEN, {"ended": later(5), **OBSERVED}, True),
+        ("an earlier end", UNPROVEN, {"ended": later(3), **OBSERVED}, False),
     ),
 )
 def test_a_closing_receipt_says_what_is_listed(grant, differs, as_listed):

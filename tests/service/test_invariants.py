@@ -441,7 +441,7 @@ class Histories(RuleBasedStateMachine):
         """What auditors read of who has a device now is what the service knows, and of before, what it has signed."""
         truth = self.world.truth
         listed = tenancies(truth.entries)
-        assert all(it.closed_as_listed for it in listed)
+        assert [it for it in listed if not it.closed_as_listed] == []
         present = {it.device for it in listed if it.ended is None}
         handed_out = (State.GRANTED, State.IN_USE)
         assert present == {uuid for uuid, record in truth.records.items() if record.state in handed_out}

@@ -134,8 +134,8 @@ class Truth:
                     self.accuse(f"{entry.device} went out unproven, and nobody wrote that it may (I1)")
             case ev.Released(why):
                 self.released[entry.device] = entry.at.uptime
-                if why.startswith("it was asked for again"):
-                    self.given_back(entry.device)  # by a request without an owner, as in ``_pass_on``
+                if why.startswith(("it was asked for again", "another owner is about to start")):
+                    self.given_back(entry.device)  # by a request or a start without an owner, as in ``_pass_on``
             case ev.ScrubPassed(_, receipt):
                 self._believed_clean(entry.device, before, receipt.path)
 

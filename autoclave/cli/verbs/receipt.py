@@ -62,10 +62,13 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
     if file is None and options.names_a_copy():
         file = paths.ledger(state_dir)
-    if file is None and options.typed("checkpoints", "keys"):  # in the environment, they may be for another verb
+    # A key in the environment, or checkpoints without a copy, may be for another verb.
+    if file is None and options.typed("checkpoints", "keys"):
         raise click.UsageError("checkpoints and keys are compared with a copy: name it with --file")
     first = since if since is not None else 0.0 if file else human.since("30d")
-    vouched = handovers.vouched(file, state_dir, checkpoints, keys) if file and (checkpoints or keys) else None
+    vouched = None
+    if file is not None and (checkpoints or options.typed("keys")):
+        vouched = handovers.vouched(file, state_dir, checkpoints, keys)
     rows = handovers.read(file, run_dir, state_dir, gpu, first, audited=vouched is not None)
     host = "" if file else platform.node()  # a copy may be of any node
     handovers.show(rows, node_name, output, since=first, until=until, host=host, vouched=vouched)
