@@ -48,8 +48,8 @@ class OperatorRequests:
                 remedy = f"`autoclave reinstate {record.device.name}` tests it and brings it back"
                 raise Refused(Reason.QUARANTINED, f"it is quarantined ({ailment.kind.value}: {ailment.detail})", remedy)
             context.require_clearable(device)
-            if running is not None and not await context.jobs.cancel_unless_resetting(device):
-                raise NotReady(Reason.SCRUBBING, *IN_RESET)
+            if running is not None:
+                await self._end_job(device, op)
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 owner = record.tenancy.acquired_by or (record.tenancy.owner.name if record.tenancy.owner else "")
@@ -104,8 +104,8 @@ class OperatorRequests:
             if running is not None and asked_before and not without_proof:
                 return running
             # A person decides now, so a probation ends.
-            if record.health.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
-                raise NotReady(Reason.SCRUBBING, *IN_RESET)
+            if record.health.quarantine is not None:
+                await self._end_job(device, op)
             if context.record(device).state is not State.QUARANTINED:
                 why, remedy = (
                     "it is not quarantined",
@@ -133,6 +133,12 @@ class OperatorRequests:
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op, who)
 
     reinstate_without_proof = partialmethod(reinstate, without_proof=True)
+
+    async def _end_job(self, device: str, op: str) -> None:
+        """Cancel the job of the device. It may have ended, or end now, while the ledger cannot be written."""
+        if not await self._context.jobs.cancel_unless_resetting(device):
+            raise NotReady(Reason.SCRUBBING, *IN_RESET)
+        await self._context.close_orphaned_job(device, op)
 
 
 def _require_free(record: Record, facts: Facts, policy: Policy) -> None:

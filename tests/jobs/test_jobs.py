@@ -259,6 +259,15 @@ async def test_the_next_round_closes_a_job_without_a_ledger(world):
     assert rows(world, ev.ScrubInterrupted, device)[-1].why == "the end of the job could not be recorded"
 
 
+async def test_an_operator_takes_over_from_a_job_without_a_ledger(world):
+    device = world.uuids[0]
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    world.life.disk.failures = 1  # while the job's end is written
+    taken = await world.operator_requests.scrub(device, ScrubPath.SLOW)
+    await taken.finished.wait()
+    assert (running.receipt, taken.why) == (None, "")
+
+
 async def test_no_device_is_granted_when_one_of_two_is_refused(world):
     await world.operator_requests.quarantine(world.uuids[1], "smells", "ops")
     with pytest.raises(Refused) as refused:
