@@ -473,6 +473,9 @@ class Histories(RuleBasedStateMachine):
 
     def _undisturbed(self, work: Coroutine[Any, Any, object]) -> None:
         """Some seconds in which only this happens. Afterwards the kubelet's checkpoint cannot be read."""
+        while self.open:
+            self.open.pop()[0].cancel()
+        self.loop.advance(0.0)
         task = self.world.spawn(work)
         self.loop.advance(30.0)
         if self.world.up:

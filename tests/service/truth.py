@@ -101,8 +101,8 @@ class Truth:
         node, record, changed = self.node, self.records.get(uuid), self.changed.get(uuid, math.inf)
         if node.kernel is None or record is None or node.loop.time() <= changed:
             return
-        if node.driver_hangs or not self._known_long(changed, 0.0):  # numbers are learned from the driver
-            return
+        if node.driver_hangs or node.kernel.fails or not self._known_long(changed, 0.0):
+            return  # a service that has just started learns the numbers from the driver, then asks the kernel
         grant = record.tenancy.grant
         announced = grant is not None and grant.announced and not grant.until_release
         unowned = record.state not in (State.GRANTED, State.IN_USE) or (record.state is State.GRANTED and announced)
@@ -177,12 +177,11 @@ class Truth:
             or before.health.quarantine
         ):
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
-        unseen = [it for it in gpu.processes.values() if self._came_during_the_look(it)]
         for process in gpu.processes.values():
             lingers = process.kind is Kind.WORKER and process.life != self.node.life
-            if not lingers and process not in unseen and self._known_long(process.came, 0.0):
+            if not lingers and not self._came_during_the_look(process) and self._known_long(process.came, 0.0):
                 self.accuse(f"{uuid} was granted while {process.name} is on it")
-        self._no_bytes_but(uuid, unseen[0].name if unseen else None, "granted")
+        self._no_bytes_but(uuid, None, "granted")
         self.granted[uuid] = self.node.loop.time()
 
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
@@ -197,7 +196,8 @@ class Truth:
             self.accuse(f"{uuid} was called clean although it is not well")
         if before and any(xid.code in FATAL and xid.number > before.health.baseline.last_xid for xid in gpu.xids):
             self.accuse(f"{uuid} was called clean in spite of a fatal xid")
-        if any(self._known_long(process.came, 0.0) for process in gpu.users()):
+        users = [it for it in gpu.users() if not self._came_during_the_look(it)]
+        if any(self._known_long(process.came, 0.0) for process in users):
             self.accuse(f"{uuid} was called clean while it is used")
         used = self.node.keeps_uses and gpu.left > self.first_write.get(uuid, math.inf)
         if used and self.node.now().uptime - gpu.left > A_LOOK:
@@ -216,6 +216,8 @@ class Truth:
     def _excused(self, writer: Process) -> bool:
         if self.node.kernel is not None:  # it has counted, also while no service was up
             return False
+        if self._came_during_the_look(writer):
+            return True
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
         return unseen and not writer.unwatched and not self.node.keeps_uses
 
@@ -225,7 +227,7 @@ class Truth:
         return self.node.loop.time() - since > look + (A_SLOW_LOOK if hung else 0.0) or (look == 0.0 and not hung)
 
     def _came_during_the_look(self, process: Process) -> bool:
-        """Whether it came during the last search before a grant, and stays: only the fence counts who has not left."""
+        """Whether it came during the last search, and stays: only the fence counts who has not left."""
         return self.node.kernel is None and process.secret and process.came == self.node.loop.time()
 
     def _came_unlisted(self, gpu: Gpu, step: Step, process: Process) -> bool:
