@@ -18,7 +18,11 @@ def remembered(before: Record, after: Record, event: ev.Event, at: Moment) -> Re
     if before.state is State.CLEAN and not isinstance(event, ev.TenancyClosed):
         memory = replace(memory, ended=None)  # wiped by a version that closed no tenancies
     if after.tenancy.number != before.tenancy.number:
-        memory = FenceMemory(proof=memory.proof, ended=_ended(before, event, at))
+        # The next container did not come: what was to go on has ended with the pause.
+        ended = memory.ended if before.tenancy.is_paused else _ended(before, event, at)
+        memory = FenceMemory(proof=memory.proof, ended=ended)
+    elif isinstance(event, ev.Released) and event.restart:
+        memory = replace(memory, ended=_ended(before, event, at))
     match event:
         case ev.Granted(grant) | ev.GrantedUnproven(grant) if _begins(before, after):
             memory = replace(memory, grant=event.fence, granted=at, receipt=grant.receipt or "", opened=None)

@@ -79,6 +79,11 @@ class Tenancy:
         return None if ended is None else (self.began, ended)
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it goes on with another container, once the device is scrubbed."""
+        return self.awaits != "" or self.kept_for != ""
+
+    @property
     def until_release(self) -> bool:
         """Whether the device was granted until its release, so that any container may use it until then."""
         return self.grant is not None and self.grant.until_release

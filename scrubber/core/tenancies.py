@@ -15,6 +15,7 @@ from typing import Any
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
+from scrubber.core.guarded import EndedTenancy
 from scrubber.core.model import Grant, Opener, Owner, Receipt, place_words
 
 KUBELET, START, ACQUIRE = "kubelet", "container start", "acquire"
@@ -78,6 +79,10 @@ def tenancies(entries: Iterable[LedgerEntry]) -> list[TenancyRow]:
     return sorted(found, key=lambda tenancy: (tenancy.began, tenancy.device))
 
 
+def _is_of(row: TenancyRow, ended: EndedTenancy) -> bool:
+    return (row.uid, row.receipt) == (ended.container or "", ended.receipt)
+
+
 class _Device:
     """The tenancies of one device so far."""
 
@@ -97,8 +102,9 @@ class _Device:
     def all(self) -> list[TenancyRow]:
         if self._present is None:
             return self._complete
-        ended = None if self._next else self._paused
-        return [*self._complete, replace(self._present, ended=ended, wipe=None if ended is None else self._wipe)]
+        if self._next or self._paused is None:
+            return [*self._complete, replace(self._present, closed=None)]
+        return [*self._complete, replace(self._present, ended=self._paused, wipe=self._wipe)]
 
     def add(self, entry: LedgerEntry) -> None:
         at, self._row = entry.at.wall, entry.seq
@@ -116,7 +122,7 @@ class _Device:
                 self._put_in_use(owner, entry)
             case ev.Released(restart=True):
                 self._paused, self._wipe, self._next = at, None, None
-                self._present = self._present and self._changed(self._present)
+                self._present = self._present and self._changed(self._present, closed=None)
             case ev.Released() | ev.Distrusted():
                 self._end(at)
             case ev.OpenAttempted(opener, held=True) if opener.was_let_through:
@@ -135,12 +141,14 @@ class _Device:
             self._present, self._wipe = self._changed(self._present), receipt
 
     def _closed(self, closed: ev.TenancyClosed) -> None:
-        ended = closed.ended
-        for place in range(len(self._complete) - 1, -1, -1):
-            row = self._complete[place]
-            if row.closed is None and (row.uid, row.receipt) == (ended.container or "", ended.receipt):
-                self._complete[place] = self._changed(row, closed=closed)
-                return
+        ended, present = closed.ended, self._present
+        if present is not None and self._paused is not None and _is_of(present, ended):
+            self._present = self._changed(present, closed=closed)
+            return
+        open_rows = [at for at, it in enumerate(self._complete) if it.closed is None and _is_of(it, ended)]
+        if open_rows:  # the last one, if none ended then
+            place = next((at for at in open_rows if self._complete[at].ended == ended.ended.wall), open_rows[-1])
+            self._complete[place] = self._changed(self._complete[place], closed=closed)
 
     def _granted(self, grant: Grant, entry: LedgerEntry, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
@@ -165,7 +173,8 @@ class _Device:
         if (following := self._next) is not None and self._present is not None:
             same, self._next = uid == self._present.uid, None
             if same:
-                self._paused = None
+                self._paused = self._wipe = None
+                self._present = replace(self._present, closed=None)
             else:
                 self._begin(following)
         present, before = self._present, self._owner
@@ -197,9 +206,8 @@ class _Device:
 
     def _end(self, at: float) -> None:
         if self._present is not None:
-            paused = self._next is None and self._paused is not None
-            ended = self._paused if paused else at
-            self._complete.append(self._changed(self._present, ended=ended, wipe=self._wipe if paused else None))
+            ended = at if self._paused is None else self._paused
+            self._complete.append(self._changed(self._present, ended=ended, wipe=self._wipe))
         self._present = self._owner = self._paused = self._wipe = self._next = None
 
     def _noted(self, tenancy: TenancyRow, what: str) -> TenancyRow:

@@ -94,22 +94,39 @@ def test_what_an_older_version_has_wiped_is_not_closed_again():
     assert updated.fence.proof == clean.fence.proof
 
 
-def test_only_the_tenancy_that_has_ended_is_closed():
+def test_no_tenancy_of_the_future_is_closed():
     scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
     clean = live(scrubbing, lives.passed(scrubbing))
     assert LEFT.fence.ended is not None
-    other = replace(LEFT.fence.ended, number=3)
+    other = replace(LEFT.fence.ended, number=clean.tenancy.number + 1)
     with pytest.raises(ev.IllegalEventError):
         live(clean, ev.TenancyClosed(other, "r", UNKNOWN))
 
 
-def test_a_restart_of_the_container_ends_nothing():
-    paused = live(OWNED, ev.Released("restarts", restart=True, fence=at(60)), at=later(60))
-    assert (paused.fence.ended, paused.fence.grant) == (None, HOLD)
-    scrubbing = live(paused, ev.ScrubStarted(lives.job()))
-    clean = live(scrubbing, lives.passed(scrubbing))
+PAUSED = live(OWNED, ev.Released("restarts", restart=True, fence=at(60)), at=later(60))
+
+
+def wiped(record):
+    scrubbing = live(record, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, replace(lives.passed(scrubbing), fence=at(70)))
+    assert clean.fence.ended is not None
+    return live(clean, ev.TenancyClosed(clean.fence.ended, "r", UNKNOWN))
+
+
+def test_a_wipe_before_the_next_container_closes_the_time_until_then():
+    assert LEFT.fence.ended is not None
+    assert PAUSED.fence.ended == replace(LEFT.fence.ended, guarded=between(HOLD, at(60)), last=at(60))
+    clean = wiped(PAUSED)
     again = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True), at(80)), at=later(80))
-    assert (again.fence.grant, again.fence.granted) == (HOLD, NOW), "the tenancy goes on"
+    assert (again.fence.grant, again.fence.granted, again.fence.ended) == (HOLD, NOW, None), "the tenancy goes on"
+
+
+@pytest.mark.parametrize("is_wiped", [True, False])
+def test_a_pod_that_never_came_back_has_left_with_the_pause(is_wiped):
+    clean = wiped(PAUSED) if is_wiped else PAUSED
+    another = live(clean, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(90))
+    assert another.tenancy.number == clean.tenancy.number + 1
+    assert another.fence.ended == (None if is_wiped else PAUSED.fence.ended)
 
 
 def test_a_second_container_of_a_pod_begins_nothing():

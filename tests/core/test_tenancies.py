@@ -67,7 +67,7 @@ RESTARTED = ev.Released("per-container", restart=True)
         ("its next container", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, ev.PutInUse(OF_A)), [None]),
         ("its next container was granted", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED), [None]),
         ("its next container ended at once", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, RESTARTED), [7]),
-        ("its next container never came", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, GONE), [7]),
+        ("its next container never came", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, GONE), [4]),
         ("another pod after the last container", (ev.PutInUse(OF_A), RESTARTED, PASSED, GRANTED), [4, None]),
         ("a grant that was not used", (GONE, PASSED, STARTED), [3, None]),
         ("a reboot", (ev.PutInUse(OF_A), ev.Distrusted("reboot", Incarnation("b2", "d")), PASSED, STARTED), [4, None]),
@@ -170,6 +170,31 @@ def test_a_closing_receipt_says_what_is_listed(grant, differs, as_listed):
     closed = ev.TenancyClosed(replace(ENDED, **differs), NEXT.receipt.id, NOT_KNOWN)
     [row] = read(FOUND, PASSED, grant, ev.PutInUse(replace(OF_A, pod="team/a-0")), GONE, NEXT, closed)
     assert (row.closed, row.closed_as_listed) == (closed, as_listed)
+
+
+PAUSE, WHOLE = (
+    ev.TenancyClosed(replace(ENDED, pod="", acquired_by="", ended=later(end)), wipe.receipt.id, NOT_KNOWN)
+    for end, wipe in ((4, NEXT), (9, SECOND))
+)
+AT_PAUSE = (GRANTED, IN_USE, RESTARTED, NEXT, PAUSE)
+IN_A_ROW = replace(PAUSE, ended=replace(PAUSE.ended, receipt=""))
+
+
+@pytest.mark.parametrize(
+    ("events", "closings"),
+    lives.rows(
+        ("its next container waits", AT_PAUSE, [PAUSE]),
+        ("its next container", (*AT_PAUSE, STARTED, IN_USE), [None]),
+        ("its last container", (*AT_PAUSE, STARTED, IN_USE, GONE, SECOND, WHOLE), [WHOLE]),
+        ("its next container never came", (*AT_PAUSE, STARTED, GONE), [PAUSE]),
+        ("another pod came instead", (*AT_PAUSE, STARTED, BY_B), [PAUSE, None]),
+        ("unproven grants in a row", (UNPROVEN, IN_USE, UNPROVEN, IN_USE, GONE, NEXT, IN_A_ROW), [IN_A_ROW, None]),
+    ),
+)
+def test_a_tenancy_has_the_closing_receipt_of_its_end(events, closings):
+    after = read(FOUND, PASSED, *events)
+    assert [it.closed for it in after] == closings
+    assert all(it.closed_as_listed for it in after)
 
 
 def test_a_use_that_began_before_the_entries_is_left_out():
