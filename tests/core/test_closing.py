@@ -94,13 +94,13 @@ def test_what_an_older_version_has_wiped_is_not_closed_again():
     assert updated.fence.proof == clean.fence.proof
 
 
-def test_no_tenancy_of_the_future_is_closed():
+def test_no_tenancy_that_has_not_ended_is_closed():
     scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
     clean = live(scrubbing, lives.passed(scrubbing))
     assert LEFT.fence.ended is not None
-    other = replace(LEFT.fence.ended, number=clean.tenancy.number + 1)
+    present = replace(LEFT.fence.ended, number=clean.tenancy.number)
     with pytest.raises(ev.IllegalEventError):
-        live(clean, ev.TenancyClosed(other, "r", UNKNOWN))
+        live(clean, ev.TenancyClosed(present, "r", UNKNOWN))
 
 
 PAUSED = live(OWNED, ev.Released("restarts", restart=True, fence=at(60)), at=later(60))
@@ -119,6 +119,17 @@ def test_a_wipe_before_the_next_container_closes_the_time_until_then():
     clean = wiped(PAUSED)
     again = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True), at(80)), at=later(80))
     assert (again.fence.grant, again.fence.granted, again.fence.ended) == (HOLD, NOW, None), "the tenancy goes on"
+
+
+def test_what_an_older_version_closed_later_is_read():
+    """It closed such a tenancy at the wipe after the next one."""
+    scrubbing = live(PAUSED, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    again = live(clean, ev.Granted(lives.grant(clean)), ev.Released("never used"), at=later(90))
+    scrubbing = live(again, ev.ScrubStarted(lives.job()))
+    assert PAUSED.fence.ended is not None
+    closed = replace(PAUSED.fence.ended, ended=later(90))
+    live(live(scrubbing, lives.passed(scrubbing)), ev.TenancyClosed(closed, "r", UNKNOWN))
 
 
 @pytest.mark.parametrize("is_wiped", [True, False])
