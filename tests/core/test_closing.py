@@ -113,7 +113,7 @@ def wiped(record):
     return live(clean, ev.TenancyClosed(clean.fence.ended, "r", UNKNOWN))
 
 
-def test_a_wipe_before_the_next_container_closes_the_time_until_then():
+def test_a_wipe_between_two_containers_closes_the_first():
     assert LEFT.fence.ended is not None
     assert PAUSED.fence.ended == replace(LEFT.fence.ended, guarded=between(HOLD, at(60)), last=at(60))
     clean = wiped(PAUSED)
@@ -133,7 +133,7 @@ def test_what_an_older_version_closed_later_is_read():
 
 
 @pytest.mark.parametrize("is_wiped", [True, False])
-def test_a_pod_that_never_came_back_has_left_with_the_pause(is_wiped):
+def test_a_pod_that_never_came_back_has_left(is_wiped):
     clean = wiped(PAUSED) if is_wiped else PAUSED
     another = live(clean, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(90))
     assert another.tenancy.number == clean.tenancy.number + 1
