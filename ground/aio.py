@@ -130,7 +130,7 @@ class RWLock:
     for a while: otherwise one long shared use would keep all brief ones waiting.
     """
 
-    def __init__(self, patience: float = 0.0) -> None:
+    def __init__(self, patience: float) -> None:
         """``patience``: for how many seconds brief shared uses pass a task that waits for exclusive use."""
         self._patience = patience
         self._users = 0

@@ -15,7 +15,7 @@ from ground.aio import RWLock
 from policies.policy_model import Policy
 from scrubber.core.guarded import EndedTenancy, Guarded
 from scrubber.core.model import Job, Moment, Receipt, ScrubPath, Step
-from scrubber.core.plans import STEPS, Driver
+from scrubber.core.plans import PLANS, STEPS, Driver
 from scrubber.core.record import Record
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.ledger.ledger import Ledger
@@ -161,10 +161,13 @@ class Slots:
         async with AsyncExitStack() as stack:
             with self._for_worker.joined(device, moved):
                 if domain is not None:
-                    turn = self._domains.setdefault(domain, RWLock())
-                    await stack.enter_async_context(turn.exclusive() if job.path is ScrubPath.RESET else turn.shared())
+                    await stack.enter_async_context(self._in_domain(domain, job.path))
                 await stack.enter_async_context(self.workers)
             yield
+
+    def _in_domain(self, domain: str, path: ScrubPath) -> AbstractAsyncContextManager[None]:
+        turn = self._domains.setdefault(domain, RWLock(OVERTAKEN_FOR))
+        return turn.exclusive() if path is ScrubPath.RESET else turn.shared(brief=_is_brief(PLANS[path]))
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
@@ -178,7 +181,7 @@ class Slots:
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""
-        return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
+        return self._when_reacquired(device, self.driver.shared(brief=_is_brief(steps)))
 
     @asynccontextmanager
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
@@ -188,3 +191,8 @@ class Slots:
                 await stack.enter_async_context(turn)
                 await self.driver_release.reacquired()
             yield
+
+
+def _is_brief(steps: tuple[Step, ...]) -> bool:
+    """Whether a reset that waits lets these steps pass: the self-test takes long."""
+    return Step.SELFTEST not in steps

@@ -488,15 +488,15 @@ async def test_a_reset_waits_for_the_scrub_of_a_sibling(build, monkeypatch):
     """Each prevented the other, again and again: the reset found its sibling in use, and the scrub found a reset."""
     monkeypatch.setitem(pretend_worker.TAKES, Step.EVICT, 0.0)
     world = build(gpus=3)
+    for gpu in world.node.gpus.values():
+        gpu.info = replace(gpu.info, reset_domain="nvswitch")
     await world.start()
     await world.clean()
-    one, other = world.uuids[1:]
-    scrub = await world.operator_requests.scrub(other, ScrubPath.SLOW)
-    while scrub.step is not Step.CLEAR:
-        await anext(scrub.updates())
-    reset = await world.operator_requests.scrub(one, ScrubPath.RESET)
-    await asyncio.gather(*(job.finished.wait() for job in (scrub, reset)))
-    assert [scrub.why, reset.why] == ["", ""]
+    asked = (ScrubPath.SLOW, ScrubPath.RESET, ScrubPath.FAST)
+    jobs = [await world.operator_requests.scrub(device, path) for device, path in zip(world.uuids, asked, strict=True)]
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert [job.why for job in jobs] == [""] * 3
+    assert [row.receipt.path for row in rows(world, ev.ScrubPassed)][-3:] == [asked[2], asked[0], asked[1]]
 
 
 @pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
