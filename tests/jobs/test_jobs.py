@@ -486,14 +486,23 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
 
 async def test_a_reset_waits_for_the_scrub_of_a_sibling(build, monkeypatch):
     """Each prevented the other, again and again: the reset found its sibling in use, and the scrub found a reset."""
-    monkeypatch.setitem(pretend_worker.TAKES, Step.EVICT, 0.0)
     world = build(gpus=3)
     for gpu in world.node.gpus.values():
         gpu.info = replace(gpu.info, reset_domain="nvswitch")
     await world.start()
     await world.clean()
+    health = world.life.observer.health
+    read = health.vitals
+
+    async def slowly(device) -> object:
+        await asyncio.sleep(1.0)
+        return await read(device)
+
+    monkeypatch.setattr(health, "vitals", slowly)
     asked = (ScrubPath.SLOW, ScrubPath.RESET, ScrubPath.FAST)
-    jobs = [await world.operator_requests.scrub(device, path) for device, path in zip(world.uuids, asked, strict=True)]
+    jobs = [
+        await world.operator_requests.scrub(device, path) for device, path in zip(world.uuids[::-1], asked, strict=True)
+    ]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.why for job in jobs] == [""] * 3
     assert [row.receipt.path for row in rows(world, ev.ScrubPassed)][-3:] == [asked[2], asked[0], asked[1]]
