@@ -47,6 +47,7 @@ class Truth:
         self.records: dict[str, Record] = {}
         self.changed: dict[str, float] = {}  # the loop's time of the last row of a device
         self.granted: dict[str, float] = {}  # when a device last went out
+        self.proven: dict[str, float] = {}  # uptime of the last proof
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
         self.first_write: dict[str, float] = {}  # uptime of the first write of a device's last clear
@@ -138,6 +139,7 @@ class Truth:
                     self.given_back(entry.device)  # by a request or a start without an owner, as in ``_pass_on``
             case ev.ScrubPassed(_, receipt):
                 self._believed_clean(entry.device, before, receipt.path)
+                self.proven[entry.device] = receipt.finished.uptime
 
     def _pass_on(self, uuid: str, grant: Grant) -> None:
         """A request without an owner implies that the last owner has left."""
@@ -215,7 +217,7 @@ class Truth:
 
     def _excused(self, writer: Process) -> bool:
         if self.node.kernel is not None:  # it has counted, also while no service was up
-            return False
+            return self._came_with_the_proof(writer)
         if self._came_during_the_look(writer):
             return True
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
@@ -225,6 +227,10 @@ class Truth:
         """Whether a look that is good enough had the time to show it."""
         hung = self.node.loop.time() - self.node.hung_at < A_SLOW_LOOK
         return self.node.loop.time() - since > look + (A_SLOW_LOOK if hung else 0.0) or (look == 0.0 and not hung)
+
+    def _came_with_the_proof(self, process: Process) -> bool:
+        """Whether it came in the moment of the last proof: on a real node some time passes between the two."""
+        return process.kind is Kind.FOREIGN_PROCESS and self.proven.get(process.gpu) == process.started
 
     def _came_during_the_look(self, process: Process) -> bool:
         """Whether it came during the last search, and stays: only the fence counts who has not left."""
