@@ -126,7 +126,7 @@ class Truth:
                 self.first_write.pop(entry.device, None)
             case ev.Granted(grant):
                 self._pass_on(entry.device, grant)
-                self._granted(entry.device, before)
+                self._granted(entry.device, before, grant)
             case ev.GrantedUnproven(grant):
                 self._pass_on(entry.device, grant)
                 self.granted[entry.device] = self.node.loop.time()
@@ -170,7 +170,7 @@ class Truth:
             if process.container != tenant and self._known_long(process.came):
                 self.accuse(f"{tenant} was started on {uuid} beside {process.name}")
 
-    def _granted(self, uuid: str, before: Record | None) -> None:
+    def _granted(self, uuid: str, before: Record | None, grant: Grant) -> None:
         gpu = self.node.gpus[uuid]
         if (
             before is None
@@ -179,11 +179,14 @@ class Truth:
             or before.health.quarantine
         ):
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
+        searched = self.node.kernel is not None or not grant.announced  # if not now, then before its start
         for process in gpu.processes.values():
             lingers = process.kind is Kind.WORKER and process.life != self.node.life
-            if not lingers and not self._came_during_the_look(process) and self._known_long(process.came, 0.0):
+            unseen = self._came_during_the_look(process) or (process.secret and not searched)
+            if not lingers and not unseen and self._known_long(process.came, 0.0):
                 self.accuse(f"{uuid} was granted while {process.name} is on it")
-        self._no_bytes_but(uuid, None, "granted")
+        if searched:
+            self._no_bytes_but(uuid, None, "granted")
         self.granted[uuid] = self.node.loop.time()
 
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
