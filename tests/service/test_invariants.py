@@ -94,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         self.open: list[tuple[asyncio.Task[Any], str, tuple[str, ...], bool]] = []  # acquires under way
         self.faulty: dict[str, float] = {}  # device -> since when it could be noticed that a fault lasts
         self.let_in: dict[str, tuple[str, bool]] = {}  # device -> its pod, and whether the grant was announced
+        self.doubled: set[str] = set()  # pods whose starts no caller can tell from those of a dropped pod
 
     @initialize(
         seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans(), fenced=st.booleans()
@@ -142,7 +143,7 @@ class Histories(RuleBasedStateMachine):
     def somebody_says_start(self, device, again, pause):
         uuid = self.world.uuids[device]
         owner = self.world.record(uuid).tenancy.owner if uuid in self.world.life.ledger.records else None
-        known = owner.container if owner is not None and again else None
+        known = owner.container if owner is not None and again and owner.container not in self.doubled else None
         self.world.spawn(self.world.begin(known or self.world.name(), uuid))
         self.loop.advance(pause)
 
@@ -257,6 +258,7 @@ class Histories(RuleBasedStateMachine):
 
     async def _doubled_grant(self, uuid, apart) -> None:
         world, pods = self.world, (self.world.name(), self.world.name())
+        self.doubled.update(pods)
         for pod in pods:
             await world.acquire(pod, uuid, announced=True)
             await asyncio.sleep(apart)
