@@ -62,7 +62,7 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
     if file is None and options.names_a_copy():
         file = paths.ledger(state_dir)
-    # A key in the environment, or checkpoints without a copy, may be for another verb.
+    # What is in the environment may be for another verb: without a copy all of it, and a key in any case.
     if file is None and options.typed("checkpoints", "keys"):
         raise click.UsageError("checkpoints and keys are compared with a copy: name it with --file")
     first = since if since is not None else 0.0 if file else human.since("30d")
