@@ -185,8 +185,7 @@ class Truth:
             unseen = self._came_during_the_look(process) or (process.secret and not searched)
             if not lingers and not unseen and self._known_long(process.came, 0.0):
                 self.accuse(f"{uuid} was granted while {process.name} is on it")
-        if searched:
-            self._no_bytes_but(uuid, None, "granted")
+        self._no_bytes_but(uuid, None, "granted", searched=searched)
         self.granted[uuid] = self.node.loop.time()
 
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
@@ -212,10 +211,10 @@ class Truth:
 
     # -- the same few looks
 
-    def _no_bytes_but(self, uuid: str, tenant: str | None, what: str) -> None:
+    def _no_bytes_but(self, uuid: str, tenant: str | None, what: str, *, searched: bool = True) -> None:
         writers = {it for it in self.node.gpus[uuid].blocks if it is not None and it.name != tenant}
         for writer in writers:
-            if not self._excused(writer):
+            if not self._excused(writer) and (searched or not writer.secret):
                 self.accuse(f"leak: {uuid} was {what} with bytes of {writer.name} in its memory")
 
     def _excused(self, writer: Process) -> bool:

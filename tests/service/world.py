@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ground.errors import AutoclaveError, LedgerUnavailable
-from policies.policy_model import FenceMode, Policy
+from policies.policy_model import FenceMode, Mode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core import reset_domains
@@ -290,9 +290,11 @@ class World:
         for device in devices:
             self.truth.started(tenant, device)
         processes = [self.run(tenant, device) for device in devices]
-        takes_rules = self.node.kernel is None or not self.node.kernel.fails  # if not, only ``observe`` lets it start
-        for device in [it.gpu for it in processes if it.refused and takes_rules]:
-            self.truth.accuse(f"{tenant}, which may start on {device}, is kept off it")
+        fails = self.node.kernel is not None and self.node.kernel.fails
+        for device in [it.gpu for it in processes if it.refused]:
+            observed = self.truth.policy(device).mode is Mode.OBSERVE  # it refuses no start
+            if not (fails and observed):
+                self.truth.accuse(f"{tenant}, which may start on {device}, is kept off it")
         return processes
 
     def run(self, tenant: str, device: str) -> Process:
