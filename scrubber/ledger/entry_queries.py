@@ -8,19 +8,24 @@ import sqlite3
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scrubber.core.events import LedgerEntry
+from scrubber.core.events import LedgerEntry, ServiceStarted
+from scrubber.core.standstills import CLOCK_MOVED
 from scrubber.ledger import database, ledger_rows
 
-_NEWEST = """
+_FROM_THE_NEWEST = """
     SELECT {columns} FROM {table}
-    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key', 'ledger-taken-over')
+    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key', 'ledger-taken-over') {conditions}
+    ORDER BY seq DESC
+"""
+_CONDITIONS = """
     AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2 OR seq >= ?8) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
-    ORDER BY seq DESC LIMIT ?3
 """
-_NEWEST_ENTRIES = _NEWEST.format(columns=database.COLUMNS, table="entries")
-_NEWEST_EVIDENCE = _NEWEST.format(columns=database.COLUMNS, table="evidence")
+_NEWEST = _FROM_THE_NEWEST + "LIMIT ?3"
+_NEWEST_ENTRIES = _NEWEST.format(columns=database.COLUMNS, table="entries", conditions=_CONDITIONS)
+_NEWEST_EVIDENCE = _NEWEST.format(columns=database.COLUMNS, table="evidence", conditions=_CONDITIONS)
 _NEWEST_WARNINGS = _NEWEST_EVIDENCE.replace("WHERE", "WHERE warning AND")
+_CLOCKS = _FROM_THE_NEWEST.format(columns="seq, uptime, wall - uptime, kind = ?", table="entries", conditions="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,15 @@ def newest_entries(
 
 def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | None:
     """The number of the first row of this boot that is not older; None without such a row."""
-    first, later = None, math.inf
+    first, later, started = None, math.inf, None
     if uptime is None:
         return None
-    for seq, at in connection.execute("SELECT seq, uptime FROM entries ORDER BY seq DESC"):
+    for seq, at, boot, starts in connection.execute(_CLOCKS, (ledger_rows.KINDS[ServiceStarted],)):
         if not uptime <= at <= later:  # an uptime that is greater is of an earlier boot
             break
-        first, later = seq, at
+        if started is not None and abs(boot - started) >= CLOCK_MOVED:  # the service starts after each boot
+            break
+        first, later, started = seq, at, boot if starts else None
     return first
 
 

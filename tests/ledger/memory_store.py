@@ -10,11 +10,14 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
+from scrubber.core.standstills import CLOCK_MOVED
 from scrubber.ledger import compaction, ledger_rows, tree
 from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.receipts import merkle
+
+STARTED = ledger_rows.KINDS[events.ServiceStarted]
 
 
 class MemoryStore:
@@ -51,11 +54,13 @@ class MemoryStore:
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
-        first = math.inf
-        for later, row in zip((None, *reversed(self._rows)), reversed(self._rows), strict=False):
+        first, later = math.inf, None
+        for row in reversed([row for row in self._rows if row.kind not in ledger_rows.NOTES]):
             if window.uptime is None or row.uptime < window.uptime or (later and row.uptime > later.uptime):
                 break
-            first = row.seq
+            if later and later.kind == STARTED and abs(_boot(later) - _boot(row)) >= CLOCK_MOVED:
+                break
+            first, later = row.seq, row
         wanted = (
             row
             for row in reversed((_warnings(self._evidence) if window.warnings else self._evidence) + self._rows)
@@ -107,6 +112,10 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
+
+
+def _boot(row: ledger_rows.LedgerRow) -> float:
+    return row.wall - row.uptime
 
 
 def _warnings(rows: tuple[ledger_rows.LedgerRow, ...]) -> tuple[ledger_rows.LedgerRow, ...]:

@@ -153,6 +153,15 @@ def test_a_history_survives_a_jump_of_the_clock(kept, draft):
     assert whys(kept.history(None, 4000.0, 9, Window(uptime=210.0))) == ["before", "after"]
 
 
+@pytest.mark.parametrize(("wall", "counted"), [(450.0, ["last run", "now"]), (9000.0, ["now"])])
+def test_an_earlier_shorter_boot_is_no_part_of_it(kept, draft, wall, counted):
+    """The service started again 50 seconds later, or after a reboot that took the uptime further."""
+    started = replace(draft(wall=wall, uptime=60.0), device="", event=events.ServiceStarted("0", True))
+    kept.append([draft("last run", wall=400.0, uptime=10.0), started, draft("now", wall=wall + 3600, uptime=70.0)])
+    shown = kept.history(None, wall + 3000, 9, Window(uptime=-500.0))
+    assert [it.event.why for it in shown if it.device] == counted
+
+
 def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
     def shown(wall: float, retention: compaction.Retention) -> object:
         kept.compact(concatenate, 1, Moment(wall, 1.0), retention)
