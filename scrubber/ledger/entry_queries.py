@@ -79,7 +79,7 @@ def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | 
     for seq, at, boot, starts in connection.execute(_CLOCKS, (ledger_rows.KINDS[ServiceStarted],)):
         if not uptime <= at <= later:  # an uptime that is greater is of an earlier boot
             break
-        if started is not None and abs(boot - started) >= CLOCK_MOVED:  # the service starts after each boot
+        if started is not None and abs(boot - started) >= CLOCK_MOVED:  # a reboot before this start
             break
         first, later, started = seq, at, boot if starts else None
     return first

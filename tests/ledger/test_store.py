@@ -154,10 +154,13 @@ def test_a_history_survives_a_jump_of_the_clock(kept, draft):
 
 
 @pytest.mark.parametrize(("wall", "counted"), [(450.0, ["last run", "now"]), (9000.0, ["now"])])
-def test_an_earlier_shorter_boot_is_no_part_of_it(kept, draft, wall, counted):
-    """The service started again 50 seconds later, or after a reboot that took the uptime further."""
+def test_an_earlier_shorter_boot_is_another_one(kept, draft, wall, counted):
+    """The service started again 50 seconds later, or in a new boot that is longer. A row of the ledger comes before."""
+    folded = draft("folded", wall=399.0, uptime=9.0)
+    kept.append([folded, folded, draft("last run", wall=400.0, uptime=10.0)])
+    kept.compact(concatenate, 1, Moment(wall - 5, 55.0))
     started = replace(draft(wall=wall, uptime=60.0), device="", event=events.ServiceStarted("0", True))
-    kept.append([draft("last run", wall=400.0, uptime=10.0), started, draft("now", wall=wall + 3600, uptime=70.0)])
+    kept.append([started, draft("now", wall=wall + 3600, uptime=3660.0)])
     shown = kept.history(None, wall + 3000, 9, Window(uptime=-500.0))
     assert [it.event.why for it in shown if it.device] == counted
 
