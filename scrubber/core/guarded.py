@@ -11,7 +11,6 @@ from policies.policy_model import FenceMode
 from scrubber.core.model import Moment
 
 ANEW = "the fence was put up again meanwhile, or the node restarted"
-NAMELESS = "before the control group of its owner was known, somebody opened it or tried to: perhaps the owner"
 UNREAD = "the fence was not read at the start or at the end of this period"
 
 
@@ -25,23 +24,13 @@ class FenceReading:
     at: Moment
     mode: FenceMode = FenceMode.OFF  # OFF: nothing is counted ...
     why: str = ""  # ... for this reason
-    counter: str = ""  # names what has counted, which another one does not continue; for ``+N`` see ``unknown``
+    counter: str = ""  # names what has counted, which another one does not continue
     passed: int = 0  # times that others were let through, also those that the policy ignores
     ignored: int = 0  # so many of them
     refused: int = 0
     gaps: int = 0
     exempt: str = ""  # the digest of who may open it at any time; empty: nobody may
     below: str = ""  # the control group outside of which nobody is counted, for trials; empty: all are
-
-    @property
-    def counted_by(self) -> str:
-        """What has counted: two readings with the same can be compared."""
-        return self.counter.partition("+")[0]
-
-    @property
-    def unknown(self) -> int:
-        """So many attempts may be the owner's. It is in ``counter`` so that an older version compares nothing then."""
-        return int(self.counter.partition("+")[2] or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +105,8 @@ def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_a
         return Guarded(began.at, why=why)
     passed, ignored = ended.passed - began.passed, ended.ignored - began.ignored
     refused, gaps = ended.refused - began.refused, ended.gaps - began.gaps
-    if began.counted_by != ended.counted_by:
+    if began.counter != ended.counter:
         return Guarded(began.at, why=ANEW)
-    if began.unknown != ended.unknown:
-        return Guarded(began.at, why=NAMELESS)
     if min(passed, refused, gaps) < 0:
         return Guarded(began.at, why=ANEW)
     # A program that is ignored may be counted before one reading, and excused after it.

@@ -1,6 +1,6 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-An attempt is not a use if it was refused, is ignored, or is the owner's own. All others count. A process that could
+An attempt is not a use if it was refused or is ignored. All others count. A process that could
 open a device uncounted, and that is still running when the device is closed to it, counts too: it may have the device
 open.
 
@@ -137,8 +137,6 @@ class Guard:
             self._device_of = {number: uuid for uuid, mine in numbers.items() for number in mine}
             self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
-            for uuid in changed:
-                self._owners.resume(uuid, numbers.get(uuid, ()))
             for uuid in counted:
                 self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
@@ -214,7 +212,6 @@ class Guard:
                 self._rules[uuid] = replace(rule, failed=self._rule(uuid).failed)
             service = self._service if self._knows_processes else None
             uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
-            self._owners.doubt(uuid, numbers)
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
@@ -229,6 +226,9 @@ class Guard:
                 )
                 if had_no_rule and not self._rule(uuid).failed:
                     gaps["nothing counted who opens it, such as under another policy"] = None
+            if self._owners.unknown(uuid, owners):
+                self._fence.miss(_first(numbers))
+                gaps["the control group of its owner is not known: what the owner opens counts as another's"] = None
             if why := self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
                 gaps[why] = None
@@ -418,8 +418,6 @@ class Guard:
 
         No count is said by it: what is ignored later was no use.
         """
-        if uuid in self._owners.in_doubt:
-            self._take_attempts(time.monotonic() + _PATIENCE)
         at = clock.now()
         with self._turn:
             terms, numbers = self._sources.terms(uuid), self._numbers.get(uuid)
@@ -435,20 +433,19 @@ class Guard:
                     return FenceReading(at, why="somebody has taken the fence away")
                 if why := self._changed_by_others(uuid):
                     return FenceReading(at, why=why)
-                self._owners.settle(uuid, numbers, ends=False)  # what could not be read meanwhile
                 counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
-                kept, own = list(map(self._fence.kept, numbers)), list(map(self._fence.own, numbers))
+                kept = list(map(self._fence.kept, numbers))
             except OSError as error:
                 return FenceReading(at, why=f"the kernel does not say what the fence has counted: {error.strerror}")
-        refused, unknown = sum(it.refused for it in counts), sum(it.unknown for it in own)
+        refused = sum(it.refused for it in counts)
         return FenceReading(
             at,
             terms.kept_off.mode,
             "",
-            self._counter(numbers) + (f"+{unknown}" if unknown else ""),
-            passed=sum(it.asked for it in counts) - refused - sum(it.passed for it in own),
+            self._counter(numbers),
+            passed=sum(it.asked for it in counts) - refused,
             ignored=sum(it.ignored for it in kept),
-            refused=refused - sum(it.refused for it in own),
+            refused=refused,
             gaps=sum(it.gaps for it in kept),
             exempt=terms.exempt_digest,
             below=self._sources.below,
@@ -513,46 +510,19 @@ class Guard:
         try:
             if self._ending.is_set():
                 return True
-            with self._turn:
-                known = self._owners.known_again
             new = [(self._device_of.get(attempt.device), attempt) for attempt in self._fence.attempts.new()]
             asked = [(uuid, attempt) for uuid, attempt in new if uuid is not None]
             with self._turn:
-                in_doubt = self._owners.in_doubt
-                for uuid in {uuid for uuid, attempt in asked if attempt.refused or uuid in in_doubt}:
+                for uuid in {uuid for uuid, attempt in asked if attempt.refused}:
                     self._open(uuid)  # perhaps to a group that began after the last round
             for uuid, attempt in asked:
-                if self._is_own(uuid, attempt):
-                    continue
                 if attempt.refused:  # the kernel says that it was no use
                     self._refused.append((uuid, attempt))
                 elif self._look_up(uuid, attempt):
                     self._ignore(uuid, attempt)
-            with self._turn, suppress(OSError):  # then it is done the next time
-                for uuid in self._owners.in_doubt:
-                    self._owners.settle(uuid, self._numbers.get(uuid, ()), ends=uuid in known)
             return True
         finally:
             self._reading.release()
-
-    def _is_own(self, uuid: str, attempt: Attempt) -> bool:
-        """Whether an owner made the attempt that the kernel has counted as another's. Notes whose it was, if known."""
-        since = self._owners.in_doubt_since(uuid)
-        is_own = self._owners.is_own(uuid, attempt, self._ignored.place)
-        if is_own is None:
-            return False
-        with self._turn:
-            try:
-                is_noted = attempt.device in self._numbers.get(uuid, ()) and self._owners.is_noted(attempt.device)
-                if not is_noted or self._owners.in_doubt_since(uuid) != since:  # there is another owner by now
-                    return False
-                if is_own and not attempt.refused:
-                    self._take_back(uuid, attempt)
-                self._owners.note(attempt, own=is_own)
-            except OSError as error:  # then it stays one of unknown programs
-                logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
-                return False
-        return is_own
 
     def _look_up(self, uuid: str, attempt: Attempt) -> bool:
         """Find and remember who made the attempt, unless it was the service. Whether the attempt is not a use."""

@@ -131,7 +131,7 @@ class OpenAttemptRows:
                 del self._given[uuid]
             elif guard is not None and not (reading := guard.reading(uuid)).why:
                 del self._given[uuid]
-                if reading.counted_by != given.counted_by:
+                if reading.counter != given.counter:
                     guard.note_gap(uuid, ANEW)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:

@@ -8,7 +8,7 @@ import pytest
 from policies.policy_model import FenceMode
 from scrubber.core import closing, guarded
 from scrubber.core import events as ev
-from scrubber.core.guarded import ANEW, NAMELESS, UNKNOWN, UNREAD, EndedTenancy, FenceReading, between
+from scrubber.core.guarded import ANEW, UNKNOWN, UNREAD, EndedTenancy, FenceReading, between
 from scrubber.core.model import Owner
 from tests.core import lives
 from tests.core.lives import NOW, later, live
@@ -30,8 +30,6 @@ def at(seconds: float, **counted: Any) -> FenceReading:  # noqa: ANN401 - by nam
         ("both modes are told", HOLD, at(9, mode=FenceMode.WATCH), {"mode": FenceMode.WATCH}),
         ("both digests of the exempt are told", HOLD, at(9, exempt=""), {"exempt": ""}),
         ("another counter counts from zero", HOLD, at(9, counter="d"), None),
-        ("attempts that may be the owner's are nobody's", HOLD, at(9, counter="c+1"), {"why": NAMELESS}),
-        ("those of before were in another time", at(0, counter="c+1"), at(9, counter="c+1", refused=8), {"refused": 1}),
         ("below a control group is told", replace(HOLD, below="/trial"), at(9), {"below": "/trial"}),
         ("fewer uses than before are of another counter", HOLD, at(9, passed=9), None),
         ("fewer refusals than before, too", HOLD, at(9, refused=6), None),

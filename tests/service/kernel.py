@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import program
 from scrubber.fence.kernel.attempts import Attempt
-from scrubber.fence.kernel.fence import Counts, KeptInKernel, OwnAttempts
+from scrubber.fence.kernel.fence import Counts, KeptInKernel
 from scrubber.node.cgroup_tree import GroupPlace
 
 _ROOM = program.RING_BYTES // (program.ATTEMPT.size + 8)  # attempts in the ring
@@ -59,7 +59,6 @@ class Kernel:
         self._not_taken: set[DeviceNumber] = set()  # whose last rule came while it did not answer
         self._counts: defaultdict[DeviceNumber, Counts] = defaultdict(lambda: Counts(0, 0))
         self._kept: dict[DeviceNumber, KeptInKernel] = {}
-        self._own: dict[DeviceNumber, OwnAttempts] = {}
         self._lease = 0.0
 
     # -- who opens a device
@@ -160,17 +159,7 @@ class Kernel:
     def uses(self, number: DeviceNumber) -> int:
         """How often others have used a device."""
         counts, kept = self.counts(number), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.ignored - self.own(number).passed
-
-    def own(self, number: DeviceNumber) -> OwnAttempts:
-        """What is known of the attempts of owners that were counted."""
-        self._answer()
-        return self._own.get(number, OwnAttempts())
-
-    def keep_own(self, number: DeviceNumber, own: OwnAttempts) -> None:
-        """Keep this of a device."""
-        self._answer()
-        self._own[number] = own
+        return counts.asked - counts.refused + kept.gaps - kept.ignored
 
     def counts(self, number: DeviceNumber) -> Counts:
         """What was counted of a device."""

@@ -51,16 +51,6 @@ class KeptInKernel:
     uses: int = 0  # ... and how many uses there were by then
 
 
-@dataclass(frozen=True, slots=True)
-class OwnAttempts:
-    """Attempts of owners that the kernel has counted as those of others: it did not know their control groups yet."""
-
-    passed: int = 0  # so many that were let through were the owner's ...
-    refused: int = 0  # ... and so many that were refused
-    unknown: int = 0  # of so many it is not known whether they were
-    judged: int | None = None  # while the group of an owner is not known: of so many it is known whose they were
-
-
 class Fence:
     """The fence below one control group: for the whole node it is the root of all groups."""
 
@@ -82,7 +72,7 @@ class Fence:
         maps = _shaped(descriptors)
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
-        self._processes, self._keeper, self._own = maps[program.PROCESSES], maps[program.KEEPER], maps[program.OWN]
+        self._processes, self._keeper = maps[program.PROCESSES], maps[program.KEEPER]
         self._open_to = _by_device(self._members.items())
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
         self.counter = bpf.map_id(descriptors[program.COUNTERS])  # names what counts, in this boot
@@ -193,7 +183,6 @@ class Fence:
         uncounted = self._counters.get(key) is not None and self._rules.get(key) is None
         if self._counters.get(key) is None:
             self._kept.remove(key)  # of a layout whose counts are not read: they are no later ones of its proof
-            self._own.remove(key)
             self._counters.put(key, program.COUNTS.pack(0, 0))
         elif uncounted:
             self.miss(number)
@@ -236,20 +225,7 @@ class Fence:
     def uses(self, number: DeviceNumber) -> int:
         """How often others have used a device, as far as it is known by now: not who was refused or is ignored."""
         counts, kept = self.counts(number) or Counts(0, 0), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.ignored - self.own(number).passed
-
-    def own(self, number: DeviceNumber) -> OwnAttempts:
-        """What is known of the attempts of owners that were counted."""
-        value = self._own.get(_key(number))
-        if value is None:
-            return OwnAttempts()
-        passed, refused, unknown, judged = program.OWNERS.unpack(value)
-        return OwnAttempts(passed, refused, unknown, judged - 1 if judged else None)
-
-    def keep_own(self, number: DeviceNumber, own: OwnAttempts) -> None:
-        """Keep this as long as the counts."""
-        judged = 0 if own.judged is None else own.judged + 1
-        self._own.put(_key(number), program.OWNERS.pack(own.passed, own.refused, own.unknown, judged))
+        return counts.asked - counts.refused + kept.gaps - kept.ignored
 
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""

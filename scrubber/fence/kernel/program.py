@@ -80,7 +80,7 @@ PROGRAMS = 4096  # processes of the service at most
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
 RULES, MEMBERSHIP, COUNTERS = "fence2_rules", "fence2_members", "fence2_counts"
 LEASE, ATTEMPTS, PROOFS = "fence2_lease", "fence3_asked", "fence2_proofs"
-PROCESSES, SENT, KEEPER, OWN = "fence3_service", "fence3_sent", "fence3_keeper", "fence3_own"
+PROCESSES, SENT, KEEPER = "fence3_service", "fence3_sent", "fence3_keeper"
 MAPS = {
     RULES: MapShape(_HASH, 8, 8, NUMBERS),
     MEMBERSHIP: MapShape(_HASH, 16, 4, MEMBERS),
@@ -92,15 +92,13 @@ MAPS = {
     # What services write for each other, as long as the node runs:
     PROOFS: MapShape(_HASH, 8, 32, NUMBERS),
     KEEPER: MapShape(_ARRAY, 4, 16, 1),
-    OWN: MapShape(_HASH, 8, 32, NUMBERS),
 }
-UNUSED = (PROOFS, KEEPER, OWN)  # by the program itself
+UNUSED = (PROOFS, KEEPER)  # by the program itself
 
 RULE = struct.Struct("<II")  # open to all; refuse
 MEMBER = struct.Struct("<I")  # the key: a device and a control group
 COUNTS = struct.Struct("<QQ")  # attempts of others: let pass; refused. Each is counted once, at its answer
 PROOF = struct.Struct("<QQQQ")  # ignored attempts; gaps; which proof; the uses that it had seen
-OWNERS = struct.Struct("<QQQQ")  # as in ``fence.OwnAttempts``
 KEPT_BY = struct.Struct("<QQ")  # process and start, in ticks, of the service that keeps the fence; 0: none does
 ATTEMPT = struct.Struct(f"<QQ8sII16s{NAMED_LEVELS}Q")
 # boot time in ns, group, key of the device, process, refused, command, the groups from the root down
