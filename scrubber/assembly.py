@@ -320,7 +320,7 @@ def build(
     )
     for record in ledger.records.values():
         observer.recorded(record)
-    ledger.on_record, ledger.read_fence = observer.recorded, observer.fence_reading
+    ledger.on_record, ledger.overtaken = observer.recorded, observer.overtaken
     places = (str(config.pod_logs), str(config.host_root))
     starter = _WorkerStarter(backend, observer, pool, whole_node, *places, config.operator_namespace, namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)

@@ -66,7 +66,7 @@ def _ended(before: Record, event: ev.Event, at: Moment) -> EndedTenancy:
     )
 
 
-def since_proof(record: Record, reading: FenceReading) -> Guarded:
+def since_proof(record: Record, reading: FenceReading | None) -> Guarded:
     """What the fence says about the time from the last proof until this reading."""
     memory, ended = record.fence, record.fence.ended
     opened = memory.opened is not None or (ended is not None and ended.guarded.open_to_all)

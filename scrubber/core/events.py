@@ -347,8 +347,11 @@ NodeEvent = ServiceStarted | ServiceStopped | StoodStill | WritesFailed | ClockM
 OF_NODE = (ServiceStarted, ServiceStopped, StoodStill, WritesFailed, ClockMoved, PolicyInForce)
 """The events of the node: they change no record."""
 
-READS_FENCE = (Distrusted, Granted, GrantedUnproven, Released)
-"""The events that ``Ledger`` writes with what the fence has counted of the device up to then."""
+READS_FENCE = (Distrusted, Granted, GrantedUnproven, Released, ScrubPassed)
+"""The events that have the reading of the fence with which the look began that they rest on."""
+
+ON_NO_USE = (Granted, ScrubPassed)
+"""Those of them that are only written if nobody has used the device since that reading."""
 
 
 WARNINGS = (

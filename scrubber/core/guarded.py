@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.policy_model import FenceMode
-from scrubber.core.model import Moment
+from scrubber.core.model import Facts, Moment
+from scrubber.core.use_counter import Counted, Missed
 
 ANEW = "the fence was put up again meanwhile, or the node restarted"
 UNREAD = "the fence was not read at the start or at the end of this period"
@@ -31,6 +32,11 @@ class FenceReading:
     gaps: int = 0
     exempt: str = ""  # the digest of who may open it at any time; empty: nobody may
     below: str = ""  # the control group outside of which nobody is counted, for trials; empty: all are
+
+    @property
+    def uses(self) -> int:
+        """How often others have used the device. What may have been missed counts as a use."""
+        return self.passed - self.ignored + self.gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,17 @@ class FenceMemory:
     ended: EndedTenancy | None = None  # the last one; None: it is wiped, or nobody has had the device
 
 
+def of_look(facts: Facts) -> FenceReading:
+    """The fence as the look that gave these facts began."""
+    match facts.use_reading:
+        case Counted(fence=FenceReading() as reading):
+            return reading
+        case Missed(why):
+            return FenceReading(facts.at, why=why)
+        case _:
+            return FenceReading(facts.at, why="no fence counts who opens it")
+
+
 def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_all: bool = False) -> Guarded:
     """What two readings say about the time between them."""
     if began is None or ended is None:
@@ -107,10 +124,8 @@ def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_a
     refused, gaps = ended.refused - began.refused, ended.gaps - began.gaps
     if began.counter != ended.counter:
         return Guarded(began.at, why=ANEW)
-    if min(passed, refused, gaps) < 0:
+    if not 0 <= ignored <= passed or min(refused, gaps) < 0:
         return Guarded(began.at, why=ANEW)
-    # A program that is ignored may be counted before one reading, and excused after it.
-    ignored = min(max(ignored, 0), passed)
     return Guarded(
         since=began.at, mode=ended.mode, mode_before=began.mode, exempt=ended.exempt, exempt_before=began.exempt,
         let_through=passed - ignored, ignored=ignored, refused=refused, gaps=gaps, open_to_all=open_to_all,

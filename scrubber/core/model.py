@@ -513,6 +513,7 @@ class Sighting:
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     bystander_pods: frozenset[str] = frozenset()  # those in which a search found bystanders that have it open
+    use_reading: UseReading | None = None  # the use counter, before all this was asked; None: it was not asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,7 +541,7 @@ class Facts:
     used_by: str  # who has used it then, as the fence saw it; empty: that is not known
     users_exempt: bool  # the policy exempts all who have used it since its proof, also its holders
     use_unsure: str  # for operators: why it is not known whether one had it open then; empty: one had
-    use_reading: UseReading | None  # of short uses, by its last answer; None: not asked yet
+    use_reading: UseReading | None  # the use counter, as the look began; None: not asked
     owner_left: bool  # the control group to which the fence was opened for the owner was removed
     successor: str | None  # the GPU that is now at the PCI address of this device
     withheld: bool  # a request for the device was refused: the kubelet believes that the device is free

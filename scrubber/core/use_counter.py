@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from scrubber.core.guarded import FenceReading
 
 
 class UseCounter(Enum):
@@ -24,8 +27,9 @@ class Counted:
     """All uses by others up to now are counted. A use that may have been missed before counts as a use."""
 
     by: UseCounter
-    uses: int  # only grows while the service runs
+    uses: int  # only grows
     missed: str = field(default="", compare=False)  # why something may have been missed since the last count
+    fence: FenceReading | None = field(default=None, compare=False)  # if the fence has counted
 
     @property
     def words(self) -> str:

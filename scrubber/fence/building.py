@@ -175,7 +175,7 @@ def enter(config: ScrubberConfig, *, fences: bool) -> None:
     with suppress(FenceError):  # said when the guard is built
         root = config.cgroup_root or fence.root()
         if fences:
-            fence.admit(root, own_group(config.cgroup_root), runs=_runs)
+            fence.admit(root, own_group(config.cgroup_root), processes=[os.getpid()], runs=_runs)
         else:
             fence.take_down(root)
 

@@ -1,13 +1,14 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-An attempt is not a use if it was refused or is ignored. All others count. A process that could
-open a device uncounted, and that is still running when the device is closed to it, counts too: it may have the device
+An attempt is not a use if it was refused or is ignored. All others count. A process that could open a device
+uncounted, and that is still running when the device is closed to it, counts too: it may have the device open.
 open.
 
-Two locks. While the attempts are read and their processes are looked up, only a reader of the use counter waits, and
-not for long. The rules and the counts have a lock of their own, under which nothing is looked up for an attempt. Who
-made an attempt that was refused is looked up afterwards: no reader of the use counter waits for that, whatever the
-number of such attempts.
+A reading is taken when all attempts that the kernel has told are judged. So what it counts only grows.
+
+Two locks. While attempts are judged, only a reading waits, and not for long. The rules and the counts have a lock of
+their own, under which nothing is looked up for an attempt. Who made an attempt that was refused is looked up
+afterwards: it was no use.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ground import boot, log
 from ground.errors import InvalidRequest
+from policies.policy_model import FenceMode
 from scrubber.core.fencing import KeptOff, MayOpen
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import NOWHERE, DeviceNumber, Holder
@@ -85,7 +86,7 @@ class Guard:
         self._sources = sources
         self._ignored = IgnoredAttempts(service, sources)
         self.openers = LiveOpeners(lambda: clock.now().wall)
-        self._reading = threading.Lock()  # the attempts can be read once
+        self._judging = threading.Lock()  # an attempt can be read once
         self._turn = threading.RLock()  # the fence is asked by many threads
         self._boot_id = boot.boot_id()
         self._device_of: Mapping[DeviceNumber, str] = {}  # the device that a number belongs to
@@ -99,9 +100,7 @@ class Guard:
         ] = {}  # by device: why the kernel may have missed a use, until a use counter says so
         self._lease_ends = 0.0  # the uptime until which others are refused
         self.stands_since = _uptime()  # since when it stands, and nobody has found a gap
-        self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
-        self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
-        self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
+        self._judged: dict[str, int] = {}  # by counter: how many it had let through when all of them were judged
         self._refused = deque[tuple[str, Attempt]](maxlen=_REFUSED)
         self._looks_again = 0.0  # when the next of them is looked up
         self._ending = threading.Event()
@@ -128,17 +127,13 @@ class Guard:
         if self._ending.is_set() or numbers == self._numbers:
             return
         changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
-        counted = changed & self._uses.keys()
         for uuid in changed:  # first: nobody is kept off a number before the kernel has its rule
             self._rules[uuid] = replace(self._rule(uuid), kept_off=None, holds_pods=False)
         try:
-            self._forget_proofs(counted)
+            self._forget_proofs(changed)
             self._numbers = numbers
             self._device_of = {number: uuid for uuid, mine in numbers.items() for number in mine}
-            self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
-            for uuid in counted:
-                self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
             self._numbers, self._device_of = {}, {}  # tried again with the next round; until then nothing is guarded
             if str(error) != self._unguarded:
@@ -155,9 +150,9 @@ class Guard:
         self._renew_rules()
         with self._turn:
             try:
-                if not self._ending.is_set() and not self._fence.is_attached():
-                    self._stand_again()
-            except OSError as error:  # the next use counter has missed something then
+                if not self._ending.is_set():
+                    self._stand()
+            except OSError as error:  # the next reading has missed something then
                 logger.warning("cannot ask whether the fence stands", error=str(error))
             self._renew_lease()
 
@@ -349,126 +344,77 @@ class Guard:
         """Whether everybody may open the device now, whatever the policy says."""
         return bool(self._numbers.get(uuid)) and self._rule(uuid).to_all
 
-    def read_uses(self, uuid: str) -> UseReading | None:
-        """How often others have used the device; None if it is not guarded."""
-        until, said = time.monotonic() + _PATIENCE, None
-        for _ in range(_TRIES):
-            with self._turn:
-                if self._says_as_before(uuid):
-                    return self._read_counter(uuid)
-            if not self._take_attempts(until):
-                return said if said is not None else Missed(_TOO_MANY)
-            with self._turn:
-                said = self._read_counter(uuid)
-                if not self._fence_has_attempts():
-                    break  # otherwise somebody has asked meanwhile, and may be a bystander
-        return said
-
-    def still_says(self, uuid: str, said: UseReading | None) -> bool:
-        """Whether an answer of the kernel would be the same now. False where it cannot be known at once."""
-        if not isinstance(said, Counted) or said.by is not UseCounter.FENCE or not self._turn.acquire(blocking=False):
-            return False
+    def read(self, uuid: str) -> UseReading | None:
+        """What the kernel does with a device for others, and has counted of them; None if it is not guarded."""
+        with self._turn:
+            reading = self._read_counts(uuid)
+            if not isinstance(reading, FenceReading) or self._judged.get(reading.counter) == reading.passed:
+                return self._said(uuid, reading)
+        if not self._judging.acquire(timeout=_PATIENCE):
+            return Missed(_TOO_MANY)
         try:
-            return said.uses == self._uses.get(uuid) and self._says_as_before(uuid)
+            for _ in range(_TRIES):
+                self._judge_attempts()
+                with self._turn:
+                    end, is_empty = self._fence.attempts.end(), not self._fence.attempts.waiting()
+                    reading = self._read_counts(uuid)
+                    if is_empty and self._fence.attempts.end() == end:
+                        return self._said(uuid, reading)
+            return Missed(_TOO_MANY)
         finally:
-            self._turn.release()
+            self._judging.release()
 
-    def _says_as_before(self, uuid: str) -> bool:
-        """Whether the kernel has counted no more than was said last: nothing has to be looked up."""
-        if uuid not in self._uses or not self._numbers.get(uuid):
-            return False
-        with suppress(OSError):
-            return self._counted(uuid) + self._more.get(uuid, 0) <= self._uses[uuid]
-        return False
+    def _said(self, uuid: str, reading: FenceReading | Missed | None) -> UseReading | None:
+        if not isinstance(reading, FenceReading):
+            return reading
+        self._judged[reading.counter] = reading.passed
+        return Counted(UseCounter.FENCE, reading.uses, self._missed.pop(uuid, ""), reading)
 
-    def _fence_has_attempts(self) -> bool:
-        return not self._ending.is_set() and bool(self._numbers) and self._fence.attempts.waiting()
-
-    def _read_counter(self, uuid: str) -> UseReading | None:
-        if not self._numbers.get(uuid) or self._ending.is_set():
+    def _read_counts(self, uuid: str) -> FenceReading | Missed | None:
+        numbers, terms, at = self._numbers.get(uuid), self._sources.terms(uuid), clock.now()
+        if not numbers or self._ending.is_set():
             return None
         if self._rule(uuid).failed:
             self._open(uuid)
         if why := self._rule(uuid).failed:
             return Missed(why)
         try:
-            if not self._fence.stands():
-                self._stand_again()
-            if why := self._changed_by_others(uuid):
+            self._stand()
+            if not self._fence.still_rules(numbers):
+                why = "somebody else has changed the rule of the fence"
+                self._rules[uuid] = replace(self._rule(uuid), failed=why)
                 return Missed(why)
-            uses = self._counted(uuid)
+            counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
+            kept = [self._fence.kept(number) for number in numbers]
         except OSError as error:
             return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
-        # An attempt may be counted before it can be read, and ignored after it was said: what was said stays said.
-        self._said_at[uuid] = _uptime()
-        said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
-        self._uses[uuid], self._more[uuid] = said, said - uses
-        return Counted(UseCounter.FENCE, said, self._missed.pop(uuid, ""))
-
-    def _changed_by_others(self, uuid: str) -> str:
-        """Why a use must be counted, if others have changed the rule; empty if the kernel has this guard's rule."""
-        if all(map(self._fence.still_rules, self._numbers[uuid])):
-            return ""
-        why = "somebody else has changed the rule of the fence"
-        self._rules[uuid] = replace(self._rule(uuid), failed=why)
-        return why
-
-    def reading(self, uuid: str) -> FenceReading:
-        """What the kernel does with a device for others, and has counted of them up to now.
-
-        No count is said by it: what is ignored later was no use.
-        """
-        at = clock.now()
-        with self._turn:
-            terms, numbers = self._sources.terms(uuid), self._numbers.get(uuid)
-            if not numbers or self._ending.is_set():
-                why = "no fence counts who opens it" if terms.fenced else "the policy has no fence"
-                return FenceReading(at, why=why)
-            if not terms.pods_have_groups:
-                return FenceReading(at, why="pods have no control groups of their own on this node")
-            if why := self._rule(uuid).failed:
-                return FenceReading(at, why=why)
-            try:
-                if not self._fence.stands():
-                    return FenceReading(at, why="somebody has taken the fence away")
-                if why := self._changed_by_others(uuid):
-                    return FenceReading(at, why=why)
-                counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
-                kept = list(map(self._fence.kept, numbers))
-            except OSError as error:
-                return FenceReading(at, why=f"the kernel does not say what the fence has counted: {error.strerror}")
-        refused = sum(it.refused for it in counts)
         return FenceReading(
-            at,
-            terms.kept_off.mode,
-            "",
+            at, terms.kept_off.mode if terms.pods_have_groups else FenceMode.OFF,
+            "" if terms.pods_have_groups else "pods have no control groups of their own on this node",
             self._counter(numbers),
-            passed=sum(it.asked for it in counts) - refused,
+            passed=sum(it.asked - it.refused for it in counts),
             ignored=sum(it.ignored for it in kept),
-            refused=refused,
+            refused=sum(it.refused for it in counts),
             gaps=sum(it.gaps for it in kept),
             exempt=terms.exempt_digest,
             below=self._sources.below,
-        )
+        )  # fmt: skip
 
     def _counter(self, numbers: Iterable[DeviceNumber]) -> str:
         """Names what counts the uses of these numbers: the maps of the fence, in this boot."""
         return f"{_named(f'{self._boot_id} {self._fence.counter}', numbers):016x}"
 
-    def _stand_again(self) -> None:
-        self._fence.stand_again()
-        self.stands_since = _uptime()
-        for uuid in self._numbers:
-            self._missed[uuid] = "somebody had taken the fence out of the kernel"
-            self.note_gap(uuid, self._missed[uuid])
+    def _stand(self) -> None:
+        if why := self._fence.stand():
+            self.stands_since = _uptime()
+            for uuid in self._numbers:
+                self._missed[uuid] = why
+                self.note_gap(uuid, why)
 
     def note_gap(self, uuid: str, why: str) -> None:
         """Somebody may have opened a device uncounted, for this reason."""
         self.openers.missed(uuid, why)
         logger.warning("the fence may have missed somebody", device=uuid, why=why)
-
-    def _counted(self, uuid: str) -> int:
-        return sum(map(self._fence.uses, self._numbers[uuid]))
 
     def proven(self, uuid: str, proof: str, uses: int) -> None:
         """The device was proven clean, and nobody has used it since this many uses. A later run can ask for that."""
@@ -476,7 +422,7 @@ class Guard:
             if not self._numbers.get(uuid) or self._ending.is_set():
                 return
             try:
-                self._keep(uuid, proof=_named(proof, self._numbers[uuid]), uses=uses - self._more.get(uuid, 0))
+                self._keep(uuid, proof=_named(proof, self._numbers[uuid]), uses=uses)
             except OSError as error:  # then a later run makes a proof of its own
                 logger.warning("a proof is not kept in the kernel", device=uuid, error=str(error))
 
@@ -490,39 +436,35 @@ class Guard:
             if numbers and self._fence.kept(_first(numbers)).proof:
                 self._keep(uuid, proof=0)
 
-    def uses_at_proof(self, uuid: str, proof: str) -> int | None:
-        """How many uses there were at this proof. None: it was not told, or before a reboot."""
+    def at_proof(self, uuid: str, proof: str) -> Counted | None:
+        """The uses at this proof. None: they were not told, or before a reboot."""
         with self._turn:
-            if not self._numbers.get(uuid):
+            numbers = self._numbers.get(uuid)
+            if not numbers:
                 return None
             try:
-                kept = self._fence.kept(_first(self._numbers[uuid]))
+                kept = self._fence.kept(_first(numbers))
             except OSError:
                 return None
-            return kept.uses if kept.proof == _named(proof, self._numbers[uuid]) else None
+            if kept.proof != _named(proof, numbers):
+                return None
+            fence = FenceReading(clock.now(), counter=self._counter(numbers), passed=kept.uses)
+            return Counted(UseCounter.FENCE, kept.uses, fence=fence)
 
-    def _take_attempts(self, until: float | None = None) -> bool:
-        """Judge the attempts that can be read. False: until then, another thread has not done so."""
-        if not self._device_of:
-            return True  # nobody would know yet whose they are
-        if not self._reading.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0.0)):
-            return False
-        try:
-            if self._ending.is_set():
-                return True
-            new = [(self._device_of.get(attempt.device), attempt) for attempt in self._fence.attempts.new()]
-            asked = [(uuid, attempt) for uuid, attempt in new if uuid is not None]
-            with self._turn:
-                for uuid in {uuid for uuid, attempt in asked if attempt.refused}:
-                    self._open(uuid)  # perhaps to a group that began after the last round
-            for uuid, attempt in asked:
-                if attempt.refused:  # the kernel says that it was no use
-                    self._refused.append((uuid, attempt))
-                elif self._look_up(uuid, attempt):
-                    self._ignore(uuid, attempt)
-            return True
-        finally:
-            self._reading.release()
+    def _judge_attempts(self) -> None:
+        """Judge the attempts that can be read. The caller has the lock."""
+        if not self._device_of or self._ending.is_set():
+            return  # nobody would know yet whose they are
+        new = [(self._device_of.get(attempt.device), attempt) for attempt in self._fence.attempts.new()]
+        asked = [(uuid, attempt) for uuid, attempt in new if uuid is not None]
+        with self._turn:
+            for uuid in {uuid for uuid, attempt in asked if attempt.refused}:
+                self._open(uuid)  # perhaps to a group that began after the last round
+        for uuid, attempt in asked:
+            if attempt.refused:  # the kernel says that it was no use
+                self._refused.append((uuid, attempt))
+            elif self._look_up(uuid, attempt):
+                self._ignore(uuid, attempt)
 
     def _look_up(self, uuid: str, attempt: Attempt) -> bool:
         """Find and remember who made the attempt, unless it was the service. Whether the attempt is not a use."""
@@ -539,7 +481,7 @@ class Guard:
         began = time.monotonic()
         if not self._refused or began < self._looks_again:
             return
-        with self._reading:
+        with self._judging:
             uuid, attempt = self._refused.popleft()
             self._look_up(uuid, attempt)
             with self._turn:
@@ -552,21 +494,10 @@ class Guard:
             if attempt.device not in self._numbers.get(uuid, ()):
                 return
             try:
-                self._take_back(uuid, attempt)
                 kept = self._fence.kept(attempt.device)
                 self._fence.keep(attempt.device, replace(kept, ignored=kept.ignored + 1))
             except OSError as error:  # it stays a use
-                logger.warning("the fence does not take an attempt off its count", device=uuid, error=str(error))
-
-    def _take_back(self, uuid: str, attempt: Attempt) -> None:
-        """Before an attempt is taken off the count: if it was said, perhaps as a use, no later one takes its place."""
-        if attempt.uptime > self._said_at.get(uuid, 0.0):
-            return
-        first = _first(self._numbers[uuid])
-        kept = self._fence.kept(first)
-        if kept.proof:  # a service that is killed in between must not hide a later use
-            self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
-        self._more[uuid] = self._more.get(uuid, 0) + 1
+                logger.warning("the fence does not ignore an attempt", device=uuid, error=str(error))
 
     def _read(self) -> None:
         attempts, everything = select.poll(), select.poll()
@@ -585,7 +516,8 @@ class Guard:
                     self._renew_rules()
                     pause = time.monotonic() + _GROUPS_EVERY
                 if asked:
-                    self._take_attempts()
+                    with self._judging:
+                        self._judge_attempts()
                 self._look_up_refused()
             except Exception as error:  # noqa: BLE001 - the thread goes on: what it does not read counts as a use
                 logger.warning("cannot read who asked for a GPU", error=repr(error))
@@ -599,7 +531,7 @@ class Guard:
         if self._reader.is_alive():
             self._reader.join()
         until = time.monotonic() + _LAST_LOOKS
-        with self._reading:
+        with self._judging:
             while self._refused and time.monotonic() < until:
                 self._look_up(*self._refused.popleft())
             with self._turn:
@@ -619,9 +551,12 @@ def _first(numbers: Iterable[DeviceNumber]) -> DeviceNumber:
 
 
 def _named(proof: str, numbers: Iterable[DeviceNumber]) -> int:
-    """A name of the proof that fits into what the kernel keeps. It holds for these numbers, counted since then."""
+    """A name of the proof that fits into what the kernel keeps. It holds for these numbers, counted since then.
+
+    And for this way of counting: earlier services have also said counts of attempts that were not judged yet.
+    """
     counted = sorted((number.kind.value, number.major, number.minor) for number in numbers)
-    return int.from_bytes(hashlib.blake2b(f"{proof} {counted}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(f"{proof} judged {counted}".encode(), digest_size=8).digest(), "little")
 
 
 def _uptime() -> float:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from scrubber.core import changes
 from scrubber.core import events as ev
-from scrubber.core.model import Job, Outcome, Step, StepResult
+from scrubber.core.model import Facts, Job, Outcome, Step, StepResult
 from scrubber.core.record import Record
 from scrubber.jobs.job_context import JobContext
+from scrubber.ledger.ledger import OvertakenError
 
 
 @dataclass(slots=True)
@@ -66,8 +67,13 @@ class JobRows:
         async with self.context.locks.of(siblings):
             await self.append(begins=step)
 
-    async def append(self, *events: ev.Event, begins: Step | None = None) -> None:
+    async def append(self, *events: ev.Event, begins: Step | None = None, seen: Facts | None = None) -> None:
         """Record the results so far, with what begins, and the events in one transaction."""
         results, self._results = tuple(self._results), []  # now: a cancelled call has written them too
         steps = [ev.StepsRecorded(self.job, results, begins)] if results or begins is not None else []
-        await self.context.ledger.append(self.op, *((self.device, event) for event in (*steps, *events)))
+        rows = ((self.device, event) for event in (*steps, *events))
+        try:
+            await self.context.ledger.append(self.op, *rows, seen={} if seen is None else {self.device: seen})
+        except OvertakenError:  # nothing was written
+            self._results[:0] = results
+            raise

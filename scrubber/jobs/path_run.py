@@ -275,10 +275,10 @@ class Vetoes:
         facts = await self._observe(step)
         return facts, self._veto(step, facts)
 
-    async def last_look(self) -> Veto | None:
+    async def last_look(self) -> tuple[Facts, Veto | None]:
         """Look at the device once more after the last step: why it is not clean, although all steps have passed."""
         facts = await self.context.observer.for_change(self.context.ledger.records[self.device])
-        return self._veto(Step.HEALTH, facts)
+        return facts, self._veto(Step.HEALTH, facts)
 
     async def during(self, step: Step) -> Veto:
         """Look again and again while the step runs. Returns the first reason to abort it."""

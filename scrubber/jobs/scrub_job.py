@@ -13,13 +13,15 @@ from dataclasses import replace
 from ground import log
 from ground.errors import LedgerUnavailable
 from scrub_api.measurements import Measurements
-from scrubber.core import closing, next_action, next_scrub, verdict
+from scrubber.core import closing, guarded, next_action, next_scrub, verdict
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Job, Receipt, ScrubPath, Step, Vitals
+from scrubber.core.guarded import FenceReading
+from scrubber.core.model import Blame, Facts, Job, Receipt, ScrubPath, Step, Vitals
 from scrubber.core.record import Record
 from scrubber.jobs.job_context import JobContext
 from scrubber.jobs.job_rows import JobRows
 from scrubber.jobs.path_run import JobProgress, PathRun, Vetoes, order_for
+from scrubber.ledger.ledger import OvertakenError
 from scrubber.policy import DevicePolicy
 from scrubber.workers.worker import BrokenError
 
@@ -153,19 +155,24 @@ class ScrubJob:
         if own is None:
             return True
         record, job = own
-        judged, vitals = await self._judged(record, job, path)
-        events = self._consequence(record, job, judged, vitals)
-        await self._rows.append(*events)
+        judged, vitals, seen = await self._judged(record, job, path)
+        events = self._consequence(record, job, judged, vitals, seen)
+        try:
+            await self._rows.append(*events, seen=seen)
+        except OvertakenError:
+            return await self._conclude(path)
         event = events[0]
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         self._used_in_passing = isinstance(event, ev.ScrubFailed) and event.unnamed
         return not isinstance(event, ev.Escalated)
 
-    async def _judged(self, record: Record, job: Job, path: PathRun) -> tuple[verdict.Verdict, Vitals | None]:
-        """The verdict, after a last look at the device if all steps have passed; and the vitals that it rests on."""
+    async def _judged(
+        self, record: Record, job: Job, path: PathRun
+    ) -> tuple[verdict.Verdict, Vitals | None, Facts | None]:  # fmt: skip
+        """The verdict, and the vitals that it rests on; and the last look, which is taken if all steps have passed."""
         judged = verdict.judge(job, record.health.baseline, self._policy)
-        unexpected_holder = None
+        unexpected_holder = seen = None
         if isinstance(judged, Measurements):
             vitals, unexpected_holder = await path.last_vitals()
         else:
@@ -173,27 +180,29 @@ class ScrubJob:
         others = self._context.ledger.records.values()
         judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers, others)
         if isinstance(judged, Measurements):
-            last = await path.vetoes.last_look()
+            seen, last = await path.vetoes.last_look()
             veto = unexpected_holder or last
             if veto is None:
-                return replace(judged, witness=path.use_counter), vitals
+                return replace(judged, witness=path.use_counter), vitals, seen
             judged = replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), in_the_way=veto.in_the_way)
-        return judged, vitals
+        return judged, vitals, seen
 
-    def _consequence(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> list[ev.Event]:
+    def _consequence(
+        self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, seen: Facts | None
+    ) -> list[ev.Event]:  # fmt: skip
         """What is to be recorded; the first event ends the path. ``record`` has all results of the job.
 
         After ``ScrubPassed`` the device is CLEAN (``core.states``).
         """
         if isinstance(judged, Measurements):
-            return self._proven(record, job, judged)
+            return self._proven(record, job, judged, guarded.of_look(seen) if seen is not None else None)
         event = self._failed(record, job, judged, vitals)
         undecided = isinstance(event, ev.ScrubFailed) and judged.blame is Blame.UNDECIDED
         # The monitor must not count these errors again.
         noted = next_action.errors_to_note(record.health.baseline, vitals) if undecided else None
         return [event] if noted is None else [event, noted]
 
-    def _proven(self, record: Record, job: Job, found: Measurements) -> list[ev.Event]:
+    def _proven(self, record: Record, job: Job, found: Measurements, reading: FenceReading | None) -> list[ev.Event]:
         """The receipt, and the end of the tenancy before it: both are signed."""
         context, policy, ended = self._context, self._policy, record.fence.ended
         signer = context.signer
@@ -202,7 +211,6 @@ class ScrubJob:
         )
         if not policy.serial_in_receipts:
             record = replace(record, device=replace(record.device, serial=None))
-        reading = context.observer.fence_reading(record.device.uuid)
         if signer is not None:
             receipt = signer.seal(record, receipt, closing.since_proof(record, reading))
         passed = ev.ScrubPassed(job.id, receipt, reading)

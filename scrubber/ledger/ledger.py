@@ -24,11 +24,11 @@ from ground import aio, log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
-from scrubber.core import states
+from scrubber.core import guarded, states
 from scrubber.core.events import Event, LedgerEntry
-from scrubber.core.guarded import FenceReading
-from scrubber.core.model import Moment
+from scrubber.core.model import Facts, Moment
 from scrubber.core.record import Change, Record
+from scrubber.core.use_counter import UseReading
 from scrubber.ledger import ledger_rows, outage
 from scrubber.ledger.compaction import KEEP_ALL, Fold, Retention
 from scrubber.ledger.database import REMEMBERED, Loaded
@@ -46,6 +46,7 @@ logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
 KEEP = 30_000  # rows, about four thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
+NO_LOOK: Mapping[str, Facts] = MappingProxyType({})
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
 
@@ -103,8 +104,12 @@ def _no_action(_record: Record) -> None:
     pass
 
 
-def _unread(_device: str) -> None:
-    pass
+def _no_use(_device: str, _seen: UseReading | None) -> bool:
+    return False
+
+
+class OvertakenError(Exception):
+    """A device was used since the look that a row was to rest on. Nothing was written: look again."""
 
 
 class Ledger:
@@ -135,9 +140,9 @@ class Ledger:
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
         # ``assembly`` sets both. The first gets each new record before a reader sees it: ``Observer.recorded`` opens or
-        # closes the device in the kernel. The second is ``Observer.fence_reading``: the counts of a device up to now.
+        # closes the device in the kernel. The second is asked on the writing thread, just before it writes.
         self.on_record: Callable[[Record], None] = _no_action
-        self.read_fence: Callable[[str], FenceReading | None] = _unread
+        self.overtaken: Callable[[str, UseReading | None], bool] = _no_use
         self._disk: Disk = Works()
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         loaded = loaded or store.load(states.replay)
@@ -168,9 +173,12 @@ class Ledger:
         """From which wall times on the last history could have rows."""
         return self._store.kept
 
-    async def append(self, op: str, *events: tuple[str, Event]) -> None:
-        """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
-        await aio.finish(self._append(op, events))
+    async def append(self, op: str, *events: tuple[str, Event], seen: Mapping[str, Facts] = NO_LOOK) -> None:
+        """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write.
+
+        ``seen``: by device, what the decision rests on. Raises OvertakenError if it does not hold any more.
+        """
+        await aio.finish(self._append(op, events, seen))
 
     async def append_of_node(self, event: ev.NodeEvent) -> None:
         """Record an event of the node, which changes no record."""
@@ -199,13 +207,13 @@ class Ledger:
         self._has_written(entries)
         self.head = self._store.head
 
-    async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
+    async def _append(self, op: str, events: Sequence[tuple[str, Event]], seen: Mapping[str, Facts]) -> None:
         async with self._lock:
             try:
                 late = await self._catch_up(op)
                 decided_without = not late.isdisjoint(device for device, _ in events)
                 if not decided_without:
-                    await self._record(op, events)
+                    await self._record(op, events, seen)
             except LedgerUnavailable:
                 self._record_later(events)
                 raise
@@ -240,10 +248,12 @@ class Ledger:
             if sighting is not None:
                 self._unwritten[device] = sighting
 
-    async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
+    async def _record(
+        self, op: str, events: Sequence[tuple[str, Event]], seen: Mapping[str, Facts] = NO_LOOK
+    ) -> None:  # fmt: skip
         """Legal, then durable, then true."""
         at = self._now()
-        drafts = [LedgerEntry(0, device, at, op, self._read(device, event)) for device, event in events]
+        drafts = [LedgerEntry(0, device, at, op, _resting_on(event, seen.get(device))) for device, event in events]
         changed: dict[str, Record] = {}
         before: list[Record | None] = []  # before each event
         after: list[Record] = []
@@ -253,7 +263,7 @@ class Ledger:
             after.append(states.apply(record, draft))
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
-        entries = await self._write(lambda: self._append_and_sign(drafts, before, after), at)
+        entries = await self._write(lambda: self._append_and_sign(drafts, before, after, seen), at)
         for record in changed.values():
             self.on_record(record)
         self._records.update(changed)
@@ -273,10 +283,6 @@ class Ledger:
             except Exception:  # the events are recorded: an error in the metrics must not undo that
                 logger.exception("cannot count what was recorded")
 
-    def _read(self, device: str, event: Event) -> Event:
-        """The event, with what the fence has counted if it is one of those that a tenancy begins or ends with."""
-        return replace(event, fence=self.read_fence(device)) if isinstance(event, ev.READS_FENCE) else event
-
     def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
         self._recent.extend(entries)
         self._rows += len(entries)
@@ -287,8 +293,15 @@ class Ledger:
                 logger.log(level, event_text.tell(entry.event), op=entry.op, device=entry.device, row=entry.seq)
 
     def _append_and_sign(
-        self, drafts: Sequence[LedgerEntry], before: Sequence[Record | None], after: Sequence[Record]
+        self,
+        drafts: Sequence[LedgerEntry],
+        before: Sequence[Record | None],
+        after: Sequence[Record],
+        seen: Mapping[str, Facts],
     ) -> tuple[LedgerEntry, ...]:
+        for device in {it.device for it in drafts if isinstance(it.event, ev.ON_NO_USE)} & seen.keys():
+            if self.overtaken(device, seen[device].use_reading):
+                raise OvertakenError(device)
         entries = self._store.append(drafts)
         if self.notary is not None:
             try:
@@ -373,3 +386,10 @@ class Ledger:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
         self._readers.shutdown()
+
+
+def _resting_on(event: Event, seen: Facts | None) -> Event:
+    """The event with the reading with which the look began, if it is one that has such a reading."""
+    if seen is None or not isinstance(event, ev.READS_FENCE):
+        return event
+    return replace(event, fence=guarded.of_look(seen))

@@ -34,6 +34,7 @@ class DriverList(NamedTuple):
     """What the driver said about a device in a round."""
 
     at: float  # the uptime before it was asked
+    reading: UseReading  # the use counter before that
     incarnation: Incarnation
     held: bool | None  # whether it knows a holder
     pids: frozenset[int] | None  # those on its list; None: it knows none
@@ -98,7 +99,7 @@ class DriverCalls:
 
     def read_uses(self, uuid: str) -> UseReading:
         """The fence, if it guards the device; otherwise ``Backend.read_uses``."""
-        reading = self.guard.read_uses(uuid) if self.guard is not None else None
+        reading = self.guard.read(uuid) if self.guard is not None else None
         return reading if reading is not None else self.backend.read_uses(uuid)
 
     def read_incarnation(self) -> Incarnation:
@@ -106,15 +107,14 @@ class DriverCalls:
         return Incarnation(self._boot_id, self.backend.driver())
 
     def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], UseReading] | None:
-        """The driver instance, the holders that the driver lists, and what the use counter says after that.
+        """The driver instance, the holders that the driver lists, and what the use counter said before that.
 
         None during an orphaned reset. ``idle``: also None unless the driver says that the device has no holder.
         """
-        incarnation = self.read_incarnation()
+        incarnation, reading = self.read_incarnation(), self.read_uses(uuid)
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
             return None
-        # The use counter comes last: it counts a use that began and ended meanwhile.
-        return incarnation, self.backend.listed_holders(uuid), self.read_uses(uuid)
+        return incarnation, self.backend.listed_holders(uuid), reading
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

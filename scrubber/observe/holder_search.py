@@ -44,7 +44,6 @@ class SearchResult:
     open: frozenset[str] = frozenset()  # the devices of which the driver listed a holder
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     settled: bool = True  # whether its last listing of the processes showed no new one
-    readings: Mapping[str, UseReading] = field(default_factory=dict)  # of the use counters that answered
     bystander_pods: Mapping[str, frozenset[str]] = field(default_factory=dict)  # ``Sighting.bystander_pods``, by device
 
 
@@ -91,7 +90,7 @@ class HolderSearch:
         keys = {uuid: uuid for uuid in uuids} | {uuid: _missed(uuid) for uuid in unfound}
         why = {uuid: self._unlisted[key] for uuid, key in keys.items() if key in self._unlisted}
         search = replace(search, holders=holders, missing=why | dict(search.missing), open=opened, left=left)
-        return incarnation, await self._with_testimonies(search, uuids)
+        return incarnation, search
 
     async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, UseReading] | None:
         """The driver instance and the use counter, if the driver lists no holder; None if it lists one, or is silent.
@@ -106,17 +105,10 @@ class HolderSearch:
         incarnation, pids, reading = answer
         return None if pids - ours - self._workers else (incarnation, reading)
 
-    async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
-        """The result with what the use counters say.
-
-        The use counters are asked last, because they then count a use that happened during the search. If the driver
-        does not answer for a use counter, the holders are not known either.
-        """
-        searched = [uuid for uuid in uuids if search.holders[uuid] is not None]
-        answers = dict(zip(searched, await asyncio.gather(*map(self._ask_counter, searched)), strict=True))
-        readings = {uuid: answer for uuid, answer in answers.items() if answer is not None}
-        unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
-        return replace(search, holders={**search.holders, **unknown}, readings=readings)
+    async def read_counters(self, uuids: Sequence[str]) -> dict[str, UseReading]:
+        """What the use counters say. One that does not answer is missing."""
+        answers = dict(zip(uuids, await asyncio.gather(*map(self._ask_counter, uuids)), strict=True))
+        return {uuid: answer for uuid, answer in answers.items() if answer is not None}
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         listed = {uuid: self._listed[uuid] for uuid in asked}
@@ -226,8 +218,8 @@ class HolderSearch:
     def _files(self, uuid: str) -> tuple[str, ...]:
         """The files of a device; none if the device is gone.
 
-        In that case only the holders of this device are unknown. The list before and the use counter afterwards rule
-        out a reset that the service does not know of.
+        In that case only the holders of this device are unknown. The use counter and the list before rule out a reset
+        that the service does not know of.
         """
         try:
             return self._driver.backend.files(uuid)
@@ -301,7 +293,8 @@ class ByList:
         """None during an orphaned reset: the driver must not be asked then."""
         if self._driver.in_orphaned_reset(uuid):
             return None
-        at, incarnation, held = self._observed_since.now().uptime, read_incarnation(), has_holders(uuid)
+        at, reading = self._observed_since.now().uptime, self._driver.read_uses(uuid)
+        incarnation, held = read_incarnation(), has_holders(uuid)
         pids = None
         if held is not False:
             try:
@@ -309,7 +302,7 @@ class ByList:
             except DeviceError:
                 if held is None:
                     raise
-        return DriverList(at, incarnation, held, pids)
+        return DriverList(at, reading, incarnation, held, pids)
 
     def _sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
         """What the driver's list shows, or None if it is not enough."""
@@ -321,15 +314,14 @@ class ByList:
         if driver_list.held and not driver_list.pids:
             listed = None
         alive = None if container is None else self._owners.has_member(container)
-        # Last: it counts a use that began and ended meanwhile.
-        fence = self._observed_since.fence_tells(uuid, self._driver.read_uses(uuid))
+        fence = self._observed_since.fence_tells(uuid, driver_list.reading)
         if listed is None and driver_list.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, driver_list.at)  # by a process that has left, perhaps
         known = Known(record, _answer(driver_list, listed), fence, alive, self._observed_since.searched_ago(uuid))
         return (
             None
             if enough(purpose, known) is Look.SEARCH
-            else Sighting(driver_list.incarnation, listed, owner_alive=alive)
+            else Sighting(driver_list.incarnation, listed, owner_alive=alive, use_reading=driver_list.reading)
         )
 
 

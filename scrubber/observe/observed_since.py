@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
@@ -19,6 +19,7 @@ from scrubber.core.observation import NOT_ASKED, FenceTells
 from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.node import clock
 
+Uses = tuple[str, int]  # which counter has counted so many
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
 UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
 
@@ -27,7 +28,7 @@ UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which t
 class Before:
     """What was known of a device when a search began."""
 
-    reading: UseReading | None
+    reading: UseReading
     changes: int  # how often somebody else was let in, or nobody any more, or the device was doubted
     bystanders: object  # who does not count, as the policy says: it may change
 
@@ -37,7 +38,7 @@ class LastSearch:
     """What the last search for the holders of a device showed."""
 
     at: float = -math.inf  # the uptime of its end
-    uses: int | None = None  # how many the fence had counted when it began; None if the fence did not say
+    uses: Uses | None = None  # those that the fence had counted when it began; None if the fence did not say
     no_other_user: bool = False  # nobody but the owner had the device then ...
     bystanders: object = None  # ... apart from these
 
@@ -128,21 +129,19 @@ class ObservedSince:
         self,
         device: str,
         seen: Sighting,
-        reading: UseReading | None = None,
         *,
         domain_resetting: bool,
         at: Moment | None = None,
     ) -> Facts:
         """The facts: what was seen, and since when.
 
-        An observation that could not determine the holders does not count. ``reading``: the answer of the use counter
-        in this observation, if it was not passed on before. ``at``: the moment of the observation. Between two answers
-        of the fence there is no gap, because the kernel has counted all the time. While the use counter cannot answer,
-        nothing can be proven about the device, so its holders also count as unknown.
+        An observation that could not determine the holders does not count. ``at``: the moment of the observation.
+        Between two answers of the fence there is no gap, because the kernel has counted all the time. While the use
+        counter cannot answer, nothing can be proven about the device, so its holders also count as unknown.
         """
+        reading, now = seen.use_reading, at or self.now()
         if reading is not None:
             self.read(device, reading)
-        reading, now = self._readings.get(device), at or self.now()
         if isinstance(reading, Missed):
             seen = replace(seen, holders=None, shortage=seen.shortage or reading.why)
         if seen.holders is not None:
@@ -203,27 +202,23 @@ class ObservedSince:
         for device in tuple(self._searches):
             self.doubt(device)
 
-    def before_search(self, devices: Iterable[str]) -> dict[str, Before]:
-        """What is known of these devices when a search for their holders begins."""
+    def before_search(self, readings: Mapping[str, UseReading]) -> dict[str, Before]:
+        """What is known of these devices when a search for their holders begins: their use counters were just read."""
+        for device, reading in readings.items():
+            self.read(device, reading)
         return {
-            device: Before(self._readings.get(device), self._changes[device], self._bystanders(device))
-            for device in devices
+            device: Before(reading, self._changes[device], self._bystanders(device))
+            for device, reading in readings.items()
         }
 
     def searched(
         self,
         before: Mapping[str, Before],
         holders: Mapping[str, tuple[Holder, ...] | None],
-        answers: Mapping[str, UseReading],
         *,
         settled: bool = True,
     ) -> None:
-        """The search has found these holders, and then the use counters have answered.
-
-        A search that is not ``settled`` adds no proof.
-        """
-        for device, reading in answers.items():
-            self.read(device, reading)
+        """The search has found these holders. One that is not ``settled`` adds no proof."""
         at = self.now().uptime
         for device, begun in before.items():
             open_to, uses, found = self._open_to.get(device), _counted(begun.reading), holders[device]
@@ -242,7 +237,9 @@ class ObservedSince:
         with self._turn:
             self._since[device] = since, ""
             self._readings[device] = reading
-        self._searches[device] = LastSearch(uses=reading.uses, no_other_user=True, bystanders=self._bystanders(device))
+        self._searches[device] = LastSearch(
+            uses=_counted(reading), no_other_user=True, bystanders=self._bystanders(device)
+        )
 
     def searched_ago(self, device: str) -> float:
         """Seconds since the end of the last search."""
@@ -269,9 +266,11 @@ class ObservedSince:
         return self._searches.get(device, LastSearch())
 
 
-def _counted(reading: UseReading | None) -> int | None:
-    """How many uses the fence has counted; None if another use counter answers, or if none answers."""
-    return reading.uses if isinstance(reading, Counted) and reading.by is UseCounter.FENCE else None
+def _counted(reading: UseReading | None) -> Uses | None:
+    """What the fence has counted; None if another use counter answers, or if none answers."""
+    if not isinstance(reading, Counted) or reading.by is not UseCounter.FENCE:
+        return None
+    return reading.fence.counter if reading.fence is not None else "", reading.uses
 
 
 def compared(before: UseReading | None, reading: UseReading) -> tuple[UseReading, Use | None]:
@@ -279,10 +278,16 @@ def compared(before: UseReading | None, reading: UseReading) -> tuple[UseReading
 
     Of two counts of one use counter, the smaller one is the earlier one: answers may arrive in another order.
     """
-    match before:
-        case Counted(by, uses) if isinstance(reading, Counted) and reading.by == by and reading.uses < uses:
+    match before, reading:
+        case Counted(uses=uses), Counted() if _continues(before, reading) and reading.uses < uses:
             return before, None
     return reading, _use_between(before, reading)
+
+
+def _continues(before: Counted, now: Counted) -> bool:
+    """Whether one counter gave both answers, so that the greater one is the later one."""
+    anew = before.fence is not None and now.fence is not None and before.fence.counter != now.fence.counter
+    return before.by == now.by and not anew
 
 
 def _use_between(before: UseReading | None, now: UseReading) -> Use | None:
@@ -299,4 +304,4 @@ def _use_between(before: UseReading | None, now: UseReading) -> Use | None:
         return Use(now.why)
     if now.by != before.by:
         return Use(f"{before.words} no longer counts, and {now.words} had not counted before")
-    return Use(now.missed) if now.uses > before.uses else None
+    return Use(now.missed) if now.uses > before.uses or not _continues(before, now) else None

@@ -6,7 +6,6 @@ It decides nothing: ``core.observation`` says which look is enough for the purpo
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,10 @@ from pathlib import Path
 
 from scrubber.core import absence, fencing, ownership
 from scrubber.core.acquire import ForPod, Recipient
-from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
 from scrubber.core.record import Record
-from scrubber.core.use_counter import Counted, UseCounter, UseReading
+from scrubber.core.use_counter import UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
@@ -26,7 +24,7 @@ from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls, HealthReports
 from scrubber.observe.holder_search import ByList, Holders, HolderSearch, IsBystander
-from scrubber.observe.observed_since import ObservedSince
+from scrubber.observe.observed_since import ObservedSince, compared
 from scrubber.observe.owner_ends import Ends, OwnerContainers
 
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
@@ -61,7 +59,6 @@ class Observer:
         self._observed_since = observed_since
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
         self._resetting = resetting
-        self._last: dict[str, tuple[Record, Sighting, Facts]] = {}  # by device: what was seen of it last
         self._found: dict[str, tuple[Holder, ...]] = {}  # by device: whom the last search has found
 
     async def for_round(self, record: Record) -> Facts:
@@ -72,20 +69,7 @@ class Observer:
         """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use."""
         announced = isinstance(recipient, ForPod) and recipient.announced
         purpose = Purpose.RESERVE if announced else Purpose.GRANT
-        facts = self._unchanged(record, purpose) or await self._by_list(record, purpose)
-        return await self.with_kubelet(record, facts)
-
-    def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
-        """What was seen last, if that is enough. None if the fence does not confirm it immediately."""
-        uuid, guard = record.device.uuid, self.driver.guard
-        last = self._last.get(uuid)
-        if guard is None or last is None or last[0] is not record or last[2].holders != ():
-            return None
-        _, seen, facts = last
-        now, fence = self._observed_since.now(), self._observed_since.fence_tells(uuid)
-        ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.use_reading) else math.inf
-        look = enough(purpose, Known(record, Listed.NOTHING, fence, owner_alive=None, free_ago=ago))
-        return self._facts(record, seen, at=now) if look is Look.LAST else None
+        return await self.with_kubelet(record, await self._by_list(record, purpose))
 
     async def _by_list(self, record: Record, purpose: Purpose) -> Facts:
         """Facts by the driver's list, if that is enough."""
@@ -130,7 +114,7 @@ class Observer:
         known = Known(record, Listed.NO_HOLDER, NOT_ASKED, owner_alive=None)
         if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
             return await self.searched(record)
-        return self._facts(record, *found)
+        return self._facts(record, found)
 
     async def before_reset(self, record: Record, siblings: Sequence[Record]) -> Facts:
         """Facts for a reset of the device and its siblings."""
@@ -145,16 +129,14 @@ class Observer:
         if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
             found = await self._none_listed(record, starting_pod)
             if found is not None:
-                seen, said = found
-                known = replace(hoped, fence=since.fence_tells(uuid, said), owner_alive=seen.owner_alive)
+                fence = since.fence_tells(uuid, found.use_reading)
+                known = replace(hoped, fence=fence, owner_alive=found.owner_alive)
                 if enough(purpose, known) is not Look.SEARCH:
-                    return self._seen(record, seen, starting_pod)
+                    return self._seen(record, found, starting_pod)
         return await self.searched(record, siblings, starting_pod)
 
-    async def _none_listed(
-        self, record: Record, starting_pod: str | None = None
-    ) -> tuple[Sighting, UseReading] | None:  # fmt: skip
-        """What is seen, and what the use counter says, if the driver lists no holder; otherwise None.
+    async def _none_listed(self, record: Record, starting_pod: str | None = None) -> Sighting | None:
+        """What is seen if the driver lists no holder; otherwise None.
 
         During a scrub, memory in use says nothing: a worker of the service uses it.
         """
@@ -170,8 +152,8 @@ class Observer:
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
         except (DeviceError, BlindError):
             return None
-        incarnation, said = listed
-        return Sighting(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive), said
+        incarnation, reading = listed
+        return Sighting(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive, use_reading=reading)
 
     async def searched(
         self,
@@ -184,8 +166,9 @@ class Observer:
         ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
-        before = self._observed_since.before_search(uuids)
         try:
+            readings = await self.holders.read_counters(uuids)
+            before = self._observed_since.before_search(readings)
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
                 self.holders.of(uuids), self._are_alive(record, starting_pod)
             )
@@ -195,7 +178,9 @@ class Observer:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
             return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
-        self._observed_since.searched(before, search.holders, search.readings, settled=search.settled)
+        found = {uuid: held if uuid in readings else None for uuid, held in search.holders.items()}
+        search = replace(search, holders=found)
+        self._observed_since.searched(before, search.holders, settled=search.settled)
         self._found |= {uuid: held for uuid, held in search.holders.items() if held is not None}
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
@@ -218,6 +203,7 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
             bystander_pods=search.bystander_pods.get(record.device.uuid, frozenset()),
+            use_reading=readings.get(record.device.uuid),
         )
         return self._seen(record, seen_now, starting_pod)
 
@@ -236,16 +222,13 @@ class Observer:
         """The facts. From now on, the end of who has the device wakes the monitor."""
         facts = self._facts(record, seen)
         self._owners.watch_for_end(record, facts, starting_pod)
-        self._last[record.device.uuid] = record, seen, facts
         return facts
 
-    def _facts(
-        self, record: Record, seen: Sighting, said: UseReading | None = None, *, at: Moment | None = None
-    ) -> Facts:  # fmt: skip
+    def _facts(self, record: Record, seen: Sighting, *, at: Moment | None = None) -> Facts:
         """The facts, with what the fence says about the owner and about the last user."""
         uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
         resetting = record.device.reset_domain is not None and self._resetting(record)
-        facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
+        facts = self._observed_since.facts(uuid, seen, domain_resetting=resetting, at=at)
         containers = [it.container for it in facts.holders or () if it.container is not None]
         if guard is not None and containers:
             facts = replace(facts, pods={uid: name for uid in containers if (name := guard.pod_name(uid))})
@@ -256,10 +239,14 @@ class Observer:
             facts = _used(facts, users, partial(guard.exempts_process, uuid))
         return facts
 
-    def fence_reading(self, uuid: str) -> FenceReading:
-        """What the fence has counted of a device up to now."""
-        guard = self.driver.guard
-        return FenceReading(clock.now(), why="no fence counts who opens it") if guard is None else guard.reading(uuid)
+    def overtaken(self, uuid: str, seen: UseReading | None) -> bool:
+        """``Ledger.overtaken``: whether others may have used the device since this reading of a look."""
+        try:
+            now = self.driver.read_uses(uuid)
+        except DeviceError:
+            return True
+        self._observed_since.read(uuid, now)
+        return seen is None or compared(seen, now)[1] is not None
 
     def recorded(self, record: Record) -> None:
         """``Ledger.on_record``: a new record. What the kernel does for the service follows from the record."""
@@ -289,9 +276,9 @@ class Observer:
             uuid, receipt = record.device.uuid, record.scrubs.receipt
             if record.state is not State.CLEAN or receipt is None:
                 continue
-            uses = guard.uses_at_proof(uuid, receipt.id)
-            if uses is not None:
-                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(UseCounter.FENCE, uses))
+            then = guard.at_proof(uuid, receipt.id)
+            if then is not None:
+                self._observed_since.resume(uuid, receipt.finished.uptime, then)
 
     def disown(self, worker: int, *, has_ended: bool) -> None:
         """A worker of the service has finished.

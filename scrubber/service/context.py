@@ -116,7 +116,7 @@ class ServiceContext:
         facts = await self.observer.for_change(record)
         ended = proof.ended(record, facts)
         if ended is not None:
-            await self.ledger.append(op, (device, ended))
+            await self.ledger.append(op, (device, ended), seen={device: facts})
         return self.record(device), facts
 
     def withhold(self, devices: Collection[str]) -> None:

@@ -18,6 +18,7 @@ from scrubber.core.guarded import ANEW, FenceReading
 from scrubber.core.model import OTHERS
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Period, Written
 from scrubber.core.record import Record
+from scrubber.core.use_counter import Counted
 from scrubber.devices.base import DeviceError
 from scrubber.fence.live_openers import KEPT_FOR, LiveOpeners
 from scrubber.ledger import ledger_rows
@@ -126,12 +127,12 @@ class OpenAttemptRows:
         """Note each device whose fence is not the one of the earlier life that gave it to its present owner."""
         guard = self._context.observer.driver.guard
         for uuid, given in [*self._given.items()]:
-            record = self._ledger.records.get(uuid)
+            record, last = self._ledger.records.get(uuid), self._context.observer.last_uses(uuid)
             if record is None or record.fence.grant != given:
                 del self._given[uuid]
-            elif guard is not None and not (reading := guard.reading(uuid)).why:
+            elif guard is not None and isinstance(last, Counted) and last.fence is not None:
                 del self._given[uuid]
-                if reading.counter != given.counter:
+                if last.fence.counter != given.counter:
                     guard.note_gap(uuid, ANEW)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:

@@ -34,6 +34,7 @@ from scrubber.core.model import Facts, KubeletAssignment
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.ledger.ledger import OvertakenError
 from scrubber.node.assignments import AssignmentsError
 from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
@@ -70,7 +71,8 @@ class Request:
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
     replies: Mapping[str, Answer] = field(default_factory=dict)  # by device: the last decision
-    policies: dict[str, DevicePolicy] = field(default_factory=dict)  # by device: the one of the last decision
+    facts: dict[str, Facts] = field(default_factory=dict)  # by device: those of the last decision ...
+    policies: dict[str, DevicePolicy] = field(default_factory=dict)  # ... and the policy in force then
     running: Sequence[ScrubJob] = ()  # the jobs that the last decisions need
     joined: dict[str, ScrubJob] = field(default_factory=dict)  # by device: the last job that it has waited for
 
@@ -128,6 +130,8 @@ class TenantRequests:
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
                 continue
+            except OvertakenError:
+                granted = None
             if granted is not None:
                 return granted
             await self._wait(request)
@@ -176,7 +180,8 @@ class TenantRequests:
                     return
                 if not request.waits:  # a start that is refused in the end must not leave grants behind
                     grants += 1
-                    await self._record_grants(request, ForPod(announced=True), at_start=True)
+                    with contextlib.suppress(OvertakenError):  # then the next round looks again
+                        await self._record_grants(request, ForPod(announced=True), at_start=True)
                 await self._start_jobs(request)
             await self._wait(request)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
@@ -233,7 +238,7 @@ class TenantRequests:
 
         async def answer(device: str) -> answers.ReleaseAnswer:
             record, facts = await context.observe(device, request.op)
-            facts = await context.observer.with_kubelet(record, facts, to_take_back=True)
+            facts = request.facts[device] = await context.observer.with_kubelet(record, facts, to_take_back=True)
             return acquire.take_back(record, facts, facts.at, owner)
 
         async with self._locked(request):
@@ -243,7 +248,7 @@ class TenantRequests:
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
             ]
             if released:
-                await context.ledger.append(request.op, *released)
+                await context.ledger.append(request.op, *released, seen=request.facts)
         for device in request.devices:
             await self._upkeep.reconcile(device, request.op)
         return tuple(device for device, _ in released)
@@ -309,13 +314,13 @@ class TenantRequests:
         async def decide(device: str) -> A | answers.Refuse:
             for _ in range(MAX_ROUNDS):
                 record = context.ledger.records[device]
-                facts = await look(record)
+                facts = request.facts[device] = await look(record)
                 request.policies[device] = context.device_policy(device)
                 answer = judge(record, facts, request.policies[device].policy)
                 if isinstance(answer, answers.CancelJob):
                     await context.jobs.cancel_unless_resetting(device)
                 elif isinstance(answer, answers.RecordFirst):
-                    await context.ledger.append(request.op, (device, answer.event))
+                    await context.ledger.append(request.op, (device, answer.event), seen={device: facts})
                 else:
                     return answer
             why = answers.sentence(request.action, context.ledger.records[device], NO_DECISION)
@@ -401,7 +406,7 @@ class TenantRequests:
             let_in = {device: records[device].tenancy.claim_pods for device in replies if device not in handouts}
             events += [(device, ev.LetIn(pods)) for device in replies if let_in.get(device) != pods]
         if events:
-            await context.ledger.append(request.op, *events)
+            await context.ledger.append(request.op, *events, seen=request.facts)
 
     def _describe_grant(self, request: Request, device: str) -> GrantedDevice:
         """The grant of a device, and what its receipt proves.

@@ -144,7 +144,7 @@ class Upkeep:
                 context.seen.blocked.pop(device, None)
                 match answer:
                     case answers.RecordFirst(event):  # and ask again: after ``Released`` the answer is a scrub
-                        await context.ledger.append(op, (device, event))
+                        await context.ledger.append(op, (device, event), seen={device: facts})
                     case answers.Blocked(why):
                         context.seen.blocked[device] = why
                         return None

@@ -26,12 +26,12 @@ def at(seconds: float, **counted: Any) -> FenceReading:  # noqa: ANN401 - by nam
     lives.rows(
         ("what others did is the difference", HOLD, at(9, passed=13, ignored=5, refused=9, gaps=2),
          {"let_through": 2, "ignored": 1, "refused": 2, "gaps": 1}),
-        ("an excuse that comes late makes nothing negative", HOLD, at(9, ignored=6), {"ignored": 0}),
         ("both modes are told", HOLD, at(9, mode=FenceMode.WATCH), {"mode": FenceMode.WATCH}),
         ("both digests of the exempt are told", HOLD, at(9, exempt=""), {"exempt": ""}),
         ("another counter counts from zero", HOLD, at(9, counter="d"), None),
         ("below a control group is told", replace(HOLD, below="/trial"), at(9), {"below": "/trial"}),
         ("fewer uses than before are of another counter", HOLD, at(9, passed=9), None),
+        ("so are more ignored ones than were let through", HOLD, at(9, ignored=6), None),
         ("fewer refusals than before, too", HOLD, at(9, refused=6), None),
         ("fewer gaps than before, too", HOLD, at(9, gaps=0), None),
     ),

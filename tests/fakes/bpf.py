@@ -74,7 +74,9 @@ class Bpf:
         self._objects: dict[int, _Map | _Program] = {}  # by id, which is the inode of its file
         self._files: dict[int, int] = {}
         self._attached: list[int] = []  # the ids of programs
+        self._changes = 0  # of that list
         self._open: list[int] = []  # descriptors that were given out, of all objects
+        self._reserved: dict[int, _Map] = {}  # by the place in the memory of a program: the ring of a record
 
     @contextmanager
     def booted(self) -> Iterator[None]:
@@ -176,6 +178,7 @@ class Bpf:
     def _attach(self, block: ctypes.Array[ctypes.c_char]) -> None:
         _, descriptor, _, flags, before = struct.unpack_from("<5I", block)
         number, _ = self._program(descriptor)
+        self._changes += 1
         if not flags & 4:  # BPF_F_REPLACE
             self._attached.append(number)
             return
@@ -189,6 +192,13 @@ class Bpf:
         if number not in self._attached:
             raise OSError(errno.ENOENT, "not attached")
         self._attached.remove(number)
+        self._changes += 1
+
+    def _query(self, block: ctypes.Array[ctypes.c_char]) -> None:
+        address, room = struct.unpack_from("<16xQI", block)
+        count, changes = len(self._attached), self._changes
+        ctypes.memmove(address, struct.pack(f"<{count}I", *self._attached), 4 * min(count, room))
+        struct.pack_into("<I28xQ", block, 24, count, changes)
 
     def _next_program(self, block: ctypes.Array[ctypes.c_char]) -> None:
         (start,) = struct.unpack_from("<I", block)
@@ -316,21 +326,34 @@ class Bpf:
                 return (ROOT, *process.groups)[first] if first <= len(process.groups) else 0
             case 125:
                 return int(self.clock() * 1e9)
-            case 130:
-                self._send(first, _bytes(memory, second, third))
+            case 131:
+                if not self._has_room(first, second):
+                    return 0
+                memory.append(bytearray(second))
+                self._reserved[len(memory) - 1] = first
+                return len(memory) - 1 << 32
+            case 132:
+                self._send(self._reserved.pop(first >> 32), bytes(memory[first >> 32]))
                 return 0
             case 186:
                 return 0 if allowed else -errno.EPERM & _WHOLE
         raise AssertionError(f"no helper {number}")
 
-    def _send(self, ring: _Map, record: bytes) -> None:
-        """Write into the ring what has room in it; each byte is there twice, so that no reader meets its end."""
+    def _places(self, ring: _Map) -> tuple[int, int, int]:
+        """The file of a ring, and how far it is read and written."""
         number = next(it for it, thing in self._objects.items() if thing is ring)
         file = self._files[number]
         read, written = (struct.unpack("<Q", os.pread(file, 8, at))[0] for at in (0, _PAGE))
+        return file, read, written
+
+    def _has_room(self, ring: _Map, size: int) -> bool:
+        _, read, written = self._places(ring)
+        return bool(written + 8 + -(-size // 8) * 8 - read <= ring.entries - 1)
+
+    def _send(self, ring: _Map, record: bytes) -> None:
+        """Write a record into the ring; each byte is there twice, so that no reader meets its end."""
+        file, _, written = self._places(ring)
         whole = struct.pack("<II", len(record), 0) + record.ljust(-(-len(record) // 8) * 8, b"\0")
-        if written + len(whole) - read > ring.entries - 1:
-            return
         before = ring.entries - written % ring.entries
         for part, at in ((whole[:before], written % ring.entries), (whole[before:], 0)):
             for copy in (0, ring.entries):
@@ -341,7 +364,7 @@ class Bpf:
 _COMMANDS: dict[int, Callable[[Bpf, ctypes.Array[ctypes.c_char]], int | None]] = {
     0: Bpf._make_map, 1: Bpf._look_up, 2: Bpf._update, 3: Bpf._delete, 4: Bpf._next_key, 5: Bpf._load,
     8: Bpf._attach, 9: Bpf._detach, 11: Bpf._next_program, 13: Bpf._by_id, 14: Bpf._by_id, 15: Bpf._info,
-    24: Bpf._batch, 35: Bpf._bind,
+    16: Bpf._query, 24: Bpf._batch, 35: Bpf._bind,
 }  # fmt: skip
 
 

@@ -92,13 +92,14 @@ class Device:
     noticed: bool = False  # the guard has said so
     truth: Truth = field(default_factory=Truth)
     reported: tuple[int, Truth] | None = None  # the last count of this life, and what had happened by then
-    least: int = 0  # of the last count of this life
+    least: tuple[str, int] = "", 0  # the counter and the count that were told last in this life
     missed: bool = False  # the last answer was none, or is not known exactly
     proof: Proof | None = None
     others: int = 0  # times that somebody has opened it who is neither its owner nor the service
     refusals: int = 0  # times that somebody was refused
+    is_awaited: bool = False  # its owner has no known group, and the guard has said so
     was_to_all: bool = False  # since the last reading, as the records tell
-    read: tuple[FenceReading, int, int] | None = None  # the last reading, and what was true by then
+    read: tuple[FenceReading | None, int, int] | None = None  # the last reading, and what was true by then
 
 
 class KilledError(BaseException):
@@ -205,10 +206,10 @@ class Guarded:
         if elsewhere:
             self._earlier.append(self.group("service"))
             self.make_group("service")
-            fence.admit(self.root, self.group("service"), runs=self._keeps)
+            fence.admit(self.root, self.group("service"), processes=[self.started], runs=self._keeps)
         for device in self.devices.values():
-            device.reported, device.least = None, 0
-            device.guarded = device.is_shaky = device.noticed = False
+            device.reported, device.least = None, ("", 0)
+            device.guarded = device.is_shaky = device.noticed = device.is_awaited = False
         self.admitted.clear()
         self.fence = Fence(self.root)
         self.fence.keep_alone(self.started, self.started, runs=self._keeps)
@@ -260,17 +261,17 @@ class Guarded:
         fence.admit(self.root, self.group("foreign"), runs=self._keeps)
 
     def _check_proof(self, uuid: str, device: Device, proof: Proof) -> None:
-        kept, since = self.guard.uses_at_proof(uuid, proof.name), device.truth.less(proof.at)
-        said = self.guard.read_uses(uuid)
+        kept, since = self.guard.at_proof(uuid, proof.name), device.truth.less(proof.at)
+        said = self.guard.read(uuid)
         if not isinstance(said, Counted):
             assert device.is_shaky, said
             return
-        assert self.guard.uses_at_proof(uuid, "another proof") is None
+        assert self.guard.at_proof(uuid, "another proof") is None
         if kept is None:
             assert proof.ended or proof.doubted, f"{uuid}: the proof is lost"
             return
         assert not proof.ended, f"{uuid}: the proof outlives its end"
-        self._check(uuid, said.uses - kept, since)
+        self._check(uuid, said.uses - kept.uses, since)
 
     # -- what the guard is told
 
@@ -312,6 +313,9 @@ class Guarded:
         if not device.guarded:
             return
         wanted = self._owners(device)
+        if wanted == set() and isinstance(device.open_to, Container) and not device.is_awaited:
+            device.is_awaited = True
+            device.truth.doubtful += 1
         owners = set(device.let_in) if wanted is None else wanted
         left = device.let_in - owners
         if any(map(self._runs, left)):
@@ -332,7 +336,9 @@ class Guarded:
         if wanted is None:
             return any((kernel._rules.get(key) or bytes(8))[0] for key in keys)
         return any(
-            kernel._members.get(key + struct.pack("<Q", group)) == fence._OWNER for key in keys for group in wanted
+            kernel._members.get(key + struct.pack("<Q", group)) == program.MEMBER.pack(program.OWNER)
+            for key in keys
+            for group in wanted
         )
 
     def _see_rule(self, device: Device) -> None:
@@ -376,7 +382,7 @@ class Guarded:
         guarded = bool(device.numbers) and self.read_terms.fenced
         if device.guarded and (changed or not guarded):
             self._blur(device)
-            device.truth.unseen += 1
+            device.truth.unseen += not device.is_shaky  # otherwise the kernel may have kept its rule
             device.truth.doubtful += 2 * len(WHOLE[uuid]) + 2
             device.let_in = set()
             if device.proof is not None:
@@ -421,6 +427,7 @@ class Guarded:
 
     def changed(self, uuid: str, open_to: OpenTo | Container | Group) -> None:
         """A row is in the ledger."""
+        self.devices[uuid].is_awaited &= self.devices[uuid].open_to == open_to
         self.devices[uuid].open_to = open_to
         with self._asked(uuid):
             self.guard.changed(uuid, open_to)
@@ -519,7 +526,7 @@ class Guarded:
         waited, before, had_failed = self._waiting(), self._uses_in_between, bool(self.guard._rule(uuid).failed)
         answered_old = self._old_answers
         with self._asked():
-            said = self.guard.read_uses(uuid)
+            said = self.guard.read(uuid)
         self._read_by(waited)
         if had_failed and isinstance(said, Counted):  # the rule was written again, for whom it is now
             self._follow(uuid)
@@ -539,8 +546,12 @@ class Guarded:
             return
         assert isinstance(said, Counted)
         assert device.guarded
-        assert said.uses >= device.least, "a count has become smaller"
-        device.least = said.uses
+        assert said.fence is not None
+        if said.fence.counter != device.least[0]:  # its numbers are others: that is told as a use
+            device.reported = None
+        else:
+            assert said.uses >= device.least[1], "a count has become smaller"
+        device.least = said.fence.counter, said.uses
         if self._old_answers != answered_old:  # what has happened since is in the next count
             return
         if device.tampered:
@@ -556,11 +567,12 @@ class Guarded:
         device = self.devices[uuid]
         others, refusals = device.others, device.refusals
         with self._asked(uuid):
-            reading = self.guard.reading(uuid)
-        if reading.why.startswith("somebody else has changed the rule"):  # as when a use counter misses something
-            self._blur(device)
+            answer = self.guard.read(uuid)
+        if isinstance(answer, Missed) and answer.why.startswith("somebody else has changed the rule"):
+            self._blur(device)  # as when a use counter misses something
             device.truth.doubtful += 2
             device.is_shaky = device.noticed = True
+        reading = answer.fence if isinstance(answer, Counted) else None
         if device.read is not None:
             before, had_others, had_refusals = device.read
             said = between(before, reading, open_to_all=device.was_to_all)
@@ -580,7 +592,6 @@ class Guarded:
             order, self._order = self._order, lambda _command: None
             self.opens(actor, uuid)
             self._order = order
-            self.devices[uuid].truth.doubtful += len(self.devices[uuid].numbers)  # told now, and ignored afterwards
 
         attempts.new = new  # type: ignore[method-assign] # for one reading
         try:
@@ -597,7 +608,8 @@ class Guarded:
         """The thread of the guard reads the attempts."""
         waited, looked_up = self._waiting(), set[str]()
         with self._asked(), suppress(OSError):  # it goes on
-            self.guard._take_attempts()
+            with self.guard._judging:
+                self.guard._judge_attempts()
             while self.guard._refused:
                 looked_up.add(self.guard._refused[0][0])
                 self.guard._look_up_refused()

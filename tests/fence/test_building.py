@@ -115,7 +115,7 @@ def built(node: Node) -> Iterator[Callable[..., Guard]]:
 
 
 def uses(guard: Guard) -> int:
-    said = guard.read_uses("gpu")
+    said = guard.read("gpu")
     assert isinstance(said, Counted)
     return said.uses
 
@@ -177,7 +177,7 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
         assert node.opens(Process(child.pid, (node.service,)))
         while node.kernel.clock() and guard._fence.attempts.waiting():
             """The thread reads it, and nobody has asked a use counter."""
-        with guard._reading:
+        with guard._judging:
             """The thread has judged what it has read."""
         child.kill()
     assert (uses(guard), guard.openers.of("gpu")) == (0, ())
@@ -265,7 +265,7 @@ def test_another_layout_counts_where_the_service_reads(
     monkeypatch.setattr(program, "MAPS", renamed)
     monkeypatch.setattr(program, "COUNTERS", "fence9_counts")
     guard = built()
-    assert guard.uses_at_proof("gpu", "proof") is None
+    assert guard.at_proof("gpu", "proof") is None
     guard.learn({})
     guard.learn({"gpu": frozenset({NUMBER})})
     before = uses(guard)

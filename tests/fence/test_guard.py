@@ -21,7 +21,7 @@ from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core.fencing import Container, KeptOff, open_to
-from scrubber.core.guarded import Guarded, between
+from scrubber.core.guarded import FenceReading, Guarded, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, Missed, UseCounter
@@ -35,6 +35,7 @@ from scrubber.node import proc
 from scrubber.node.cgroup_tree import GroupIds, Tree
 from scrubber.node.new_groups import NewGroups
 from scrubber.node.processes import Processes
+from scrubber.observe.observed_since import Use, compared
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
 from tests.patience import WITHIN
@@ -89,7 +90,7 @@ class Asking:
         self.guard.changed(record.device.uuid, open_to(record))
 
     def said(self) -> Counted:
-        said = self.guard.read_uses(DEVICE)
+        said = self.guard.read(DEVICE)
         assert isinstance(said, Counted)
         assert said.by is UseCounter.FENCE
         self.until_looked_up()
@@ -103,11 +104,17 @@ class Asking:
             time.sleep(0.001)
 
     def _looks_up(self) -> bool:
-        with self.guard._reading:  # who reads has some in its hands
+        with self.guard._judging:  # who reads has some in its hands
             return bool(self.guard._refused) or self.guard._fence.attempts.waiting()
 
     def uses(self) -> int:
         return self.said().uses
+
+    def reading(self) -> FenceReading:
+        said = self.guard.read(DEVICE)
+        assert isinstance(said, Counted)
+        assert said.fence is not None
+        return said.fence
 
 
 @pytest.fixture
@@ -186,7 +193,7 @@ def test_a_pod_without_a_known_group_opens_nothing(asking: Asking, foreign: Path
     asking.groups[lives.B] = frozenset({identity(foreign)})
     asking.guard.renew()
     assert run(foreign, OPENS) == "opened"
-    assert asking.uses() == 0
+    assert asking.uses() == 1, "it is a gap, once"
 
 
 UID = "0f5b4c5e-0000-4000-8000-00000000000b"
@@ -197,10 +204,11 @@ TWICE = f"{OPENS}\n{OPENS}"  # the kernel sends the first refused attempt only
 def during(asking: Asking, happens: Callable[[], object], *, refuse: bool = True) -> Guarded:
     """What the fence says about a tenancy of a pod whose control group is made after its beginning."""
     asking.terms = Terms(refuse=refuse)
+    asking.keep(lives.CLEAN)
+    before = asking.reading()  # of the look that the row rests on
     asking.keep(OF_POD)
-    before = asking.guard.reading(DEVICE)
     happens()
-    return between(before, asking.guard.reading(DEVICE))
+    return between(before, asking.reading())
 
 
 def is_found(asking: Asking, group: Path) -> None:
@@ -222,12 +230,14 @@ def test_a_pod_whose_group_comes_late_is_no_other(asking: Asking, group: Path, f
 
     said = during(asking, opens, refuse=refuse)
     assert (said.why, said.gaps > 0) == ("", True)
-    asking.until_looked_up()
-    assert [it.opener.place.rpartition("/")[2] for it in asking.guard.openers.of(DEVICE)] == ["foreign"]
+    asking.guard.renew()
+    before = asking.reading()
+    assert run(groups.of_container(group, UID), OPENS) == "opened"
+    assert between(before, asking.reading()).let_through == 0, "its group is known now"
     asking.keep(lives.DIRTY)
     assert run(groups.of_container(group, UID), OPENS) == ("refused" if refuse else "opened")
-    asking.until_looked_up()
-    assert len(asking.guard.openers.of(DEVICE)) == 2, "after its tenancy it is one of the others"
+    said = between(before, asking.reading())
+    assert said.let_through + said.refused == 1, "after its tenancy it is one of the others"
 
 
 def test_others_before_the_group_of_a_pod_is_known_count(asking: Asking, foreign: Path) -> None:
@@ -241,9 +251,9 @@ def test_whom_an_earlier_service_let_in_is_not_the_owner(asking: Asking, standin
     asking.terms = Terms(refuse=True)
     asking.guard.changed(DEVICE, Container(UID))
     asking.guard.learn(FULL_ONLY)
-    before = asking.guard.reading(DEVICE)
+    before = asking.reading()
     run(foreign, OPENS)
-    assert between(before, asking.guard.reading(DEVICE)).refused == 1
+    assert between(before, asking.reading()).refused == 1
 
 
 def test_a_node_whose_pods_have_no_groups_counts_all(asking: Asking, foreign: Path) -> None:
@@ -432,15 +442,13 @@ def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path,
     run(foreign, OPENS)
     assert (said := asking.said()).uses == 1
     assert said.missed == "somebody had taken the fence out of the kernel", "nobody is blamed for a use"
-    assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
+    assert asking.guard.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
     assert run(foreign, OPENS) == "opened"
     assert (said := asking.said()).uses > 1, "it stands again"
     assert said.missed == ""
 
 
-def test_a_fence_that_somebody_keeps_detached_stands_again(
-    asking: Asking, standing: Fence, group: Path, foreign: Path
-) -> None:
+def test_a_fence_that_somebody_keeps_detached_stands_again(asking: Asking, group: Path, foreign: Path) -> None:
     """Then the kernel has the program still, and nobody is asked about."""
     refused(asking)
     asking.keep(lives.CLEAN)
@@ -448,7 +456,6 @@ def test_a_fence_that_somebody_keeps_detached_stands_again(
     [attached] = bpf.attached(opened, fence.NAME)
     with bpf.by_id(attached.id):
         fence.take_down(group)
-        assert (standing.stands(), standing.is_attached()) == (True, False)
         asking.guard.renew()
         assert run(foreign, OPENS) == "refused"
         assert asking.uses() == before + 1
@@ -461,7 +468,7 @@ def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign:
     run(foreign, OPENS)
     before = asking.uses()
     asking.guard.learn({DEVICE: frozenset()})
-    assert asking.guard.read_uses(DEVICE) is None
+    assert asking.guard.read(DEVICE) is None
     asking.guard.learn(FULL_ONLY)
     again = asking.uses()
     assert again > before
@@ -472,19 +479,20 @@ def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign:
 def test_a_device_with_another_number_may_have_been_used(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
     run(foreign, OPENS)
-    before = asking.uses()
-    asking.guard.proven(DEVICE, "proof-1", before)
+    before = asking.said()
+    asking.guard.proven(DEVICE, "proof-1", before.uses)
     asking.guard.learn({DEVICE: frozenset({ZERO})})
-    assert asking.uses() == before + 1
-    assert asking.guard.uses_at_proof(DEVICE, "proof-1") is None
+    now = asking.said()
+    assert compared(before, now) == (now, Use())
+    assert asking.guard.at_proof(DEVICE, "proof-1") is None
     run(foreign, OPENS.replace("full", "zero"))
-    assert asking.uses() > before + 1
+    assert asking.uses() > now.uses
 
 
 def test_a_number_of_two_devices_guards_neither(asking: Asking) -> None:
     asking.keep(lives.CLEAN)
     asking.guard.learn({DEVICE: frozenset({FULL}), "GPU-2": frozenset({FULL})})
-    assert asking.guard.read_uses(DEVICE) is None
+    assert asking.guard.read(DEVICE) is None
 
 
 def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +505,7 @@ def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypat
     with monkeypatch.context() as broken:
         broken.setattr(Fence, "set", full)
         asking.keep(lives.IN_USE)
-        assert isinstance(asking.guard.read_uses(DEVICE), Missed)
+        assert isinstance(asking.guard.read(DEVICE), Missed)
         assert "does not take the rule" in asking.guard.lacks(DEVICE)
     assert asking.uses() == 1
     assert asking.guard.lacks(DEVICE) == ""
@@ -525,7 +533,8 @@ def test_a_later_service_learns_of_uses_before_its_start(
             run(foreign, OPENS)
         later = Asking(Fence(group), service, owner)
         later.keep(lives.CLEAN)
-        assert later.guard.uses_at_proof(DEVICE, proof) == uses
+        then = later.guard.at_proof(DEVICE, proof)
+        assert (then.uses if then is not None else None) == uses
         assert (later.uses() > 0) is asked
         later.guard.close()
 
@@ -538,7 +547,7 @@ def test_a_proof_of_an_earlier_run_holds_for_its_numbers(group: Path, service: P
     first.guard.close()
     later = Asking(Fence(group), service, owner)
     later.guard.learn({DEVICE: frozenset({FULL, ZERO})})
-    assert later.guard.uses_at_proof(DEVICE, "proof-1") is None
+    assert later.guard.at_proof(DEVICE, "proof-1") is None
     later.guard.close()
 
 
@@ -546,7 +555,7 @@ def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) 
     asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN, {})
     run(foreign, OPENS)
-    assert asking.guard.read_uses(DEVICE) is None
+    assert asking.guard.read(DEVICE) is None
     assert "no device file" in asking.guard.lacks(DEVICE)
 
 
@@ -567,7 +576,7 @@ def test_since_when_a_fence_stands_ends_with_a_gap(
     elif gap == "lease over":
         later = time.clock_gettime(time.CLOCK_BOOTTIME) + asking.terms.lease + 1
         monkeypatch.setattr(time, "clock_gettime", lambda _clock: later)
-    asking.guard.read_uses(DEVICE)
+    asking.guard.read(DEVICE)
     asking.guard.renew()
     assert (asking.guard.stands_since > since) is (gap != "no gap")
 
@@ -605,7 +614,7 @@ def test_who_was_refused_is_known_after_a_stop(asking: Asking, foreign: Path) ->
 def test_an_attempt_in_a_tenancy_is_counted_apart(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.IN_USE)
-    with asking.guard._reading:  # it is read after the end of the tenancy
+    with asking.guard._judging:  # it is read after the end of the tenancy
         assert run(foreign, OPENS) == "refused"
         asking.keep(lives.DIRTY)
     asking.until_looked_up()
@@ -649,7 +658,7 @@ def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, for
         asking.guard.renew()
         assert run(foreign, OPENS) == said
         assert (asking.guard.kept_off(DEVICE), asking.guard.keeps_out(DEVICE)) == (kept_off, closed)
-    assert asking.guard.read_uses(DEVICE) is None
+    assert asking.guard.read(DEVICE) is None
 
 
 def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -672,7 +681,8 @@ def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: P
         one.terms = Terms(fenced=fenced)
         one.keep(lives.CLEAN)
         if used is not None:
-            assert (one.uses() > (one.guard.uses_at_proof(DEVICE, "proof-1") or 0)) is used
+            then = one.guard.at_proof(DEVICE, "proof-1")
+            assert (one.uses() > (then.uses if then is not None else 0)) is used
             one.guard.proven(DEVICE, "proof-1", one.uses())
         one.guard.close()
 
@@ -846,7 +856,7 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
     asked = 0
     with flood(foreign):
         while asked < 20_000:
-            assert asking.guard.read_uses(DEVICE) == Counted(UseCounter.FENCE, 0)
+            assert asking.guard.read(DEVICE) == Counted(UseCounter.FENCE, 0)
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
@@ -889,7 +899,7 @@ def test_a_use_counter_waits_for_no_look_up(asking: Asking, foreign: Path, refus
     asking.found = hangs
     run(foreign, OPENS)
     looking.wait()
-    said = asking.guard.read_uses(DEVICE)
+    said = asking.guard.read(DEVICE)
     asking.keep(lives.GRANTED)  # nor does a row of the ledger
     goes_on.set()
     assert isinstance(said, Counted if refuses else Missed)
@@ -904,7 +914,7 @@ def test_a_rule_that_somebody_removed_is_missed(asking: Asking, group: Path, for
     another.forget([FULL])
     another.close()
     assert run(foreign, OPENS) == "opened"
-    assert isinstance(asking.guard.read_uses(DEVICE), Missed)
+    assert isinstance(asking.guard.read(DEVICE), Missed)
     assert asking.uses() > before
     assert run(foreign, OPENS) == "refused"
 
@@ -916,10 +926,10 @@ def test_a_proof_ends_when_the_device_is_opened(asking: Asking, record: Record) 
     asking.keep(lives.CLEAN)
     asking.guard.proven(DEVICE, "proof-1", asking.uses())
     asking.keep(lives.GRANTED)
-    assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
+    assert asking.guard.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
     asking.keep(record)
     asking.keep(lives.CLEAN)
-    assert asking.guard.uses_at_proof(DEVICE, "proof-1") is None
+    assert asking.guard.at_proof(DEVICE, "proof-1") is None
 
 
 def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: Path) -> None:
@@ -942,27 +952,27 @@ def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: P
 
 def test_readings_of_pods_without_groups_know_nothing(asking: Asking) -> None:
     asking.keep(lives.CLEAN)
-    assert asking.guard.reading(DEVICE).mode is FenceMode.WATCH
+    assert asking.reading().mode is FenceMode.WATCH
     asking.terms = Terms(pods_have_groups=False)
-    said = asking.guard.reading(DEVICE)
+    said = asking.reading()
     assert (said.mode, said.why) == (FenceMode.OFF, "pods have no control groups of their own on this node")
 
 
 def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel numbers its maps from the beginning again."""
     asking.keep(lives.CLEAN)
-    before = asking.guard.reading(DEVICE).counter
-    assert asking.guard.reading(DEVICE).counter == before
+    before = asking.reading().counter
+    assert asking.reading().counter == before
     monkeypatch.setattr(asking.guard, "_boot_id", "another")
-    assert asking.guard.reading(DEVICE).counter != before
+    assert asking.reading().counter != before
 
 
 def test_a_reading_has_bystanders_apart_from_others(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
-    before = asking.guard.reading(DEVICE)
+    before = asking.reading()
     with opener(foreign) as (pid, opens):
         asking.bystanders = {Path(f"/proc/{pid}/comm").read_text().strip()}
         opens()
         assert asking.uses() == 0
-    said = between(before, asking.guard.reading(DEVICE))
+    said = between(before, asking.reading())
     assert (said.let_through, said.ignored > 0, said.mode, said.flaws) == (0, True, FenceMode.WATCH, ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -17,6 +17,7 @@ from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.jobs.path_run import PathRun, Vetoes
 from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.ledger.ledger import NO_LOOK
 from scrubber.observe.observed_since import UNOBSERVED
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import results, rows
@@ -91,8 +92,8 @@ async def seen(begin, monkeypatch):
     world = await begin(gpus=1, worker=Busy, job=Traced)
     append = world.life.ledger.append
 
-    async def trace(op: str, *events: tuple[str, ev.Event]) -> None:
-        await append(op, *events)
+    async def trace(op: str, *events: tuple[str, ev.Event], seen: Mapping[str, Facts] = NO_LOOK) -> None:
+        await append(op, *events, seen=seen)
         Traced.trace += [f"row {it.begins.value}" for _, it in events if isinstance(it, ev.StepsRecorded) and it.begins]
 
     monkeypatch.setattr(world.life.ledger, "append", trace)

@@ -69,7 +69,8 @@ class Fenced:
     def stored(self, proof: str) -> int | None:
         """After how many uses the kernel keeps this proof for a later run."""
         assert self.observer.driver.guard is not None
-        return self.observer.driver.guard.uses_at_proof(self._uuid, proof)
+        then = self.observer.driver.guard.at_proof(self._uuid, proof)
+        return then.uses if then is not None else None
 
     async def searched(self, record: Record) -> bool:
         """Whether a start takes a search."""
@@ -116,7 +117,6 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
 async def test_a_start_takes_no_search_after_one_behind_the_fence(fenced: Fenced, foreign: Path) -> None:
     """However old it is, until somebody asks for the device."""
     assert await fenced.searched(lives.GRANTED), "it was not searched yet"
-    assert await fenced.searched(lives.GRANTED), "the fence had said nothing before the first search"
     assert not await fenced.searched(lives.GRANTED)
     run(foreign, OPENS)
     assert await fenced.searched(lives.GRANTED)
@@ -241,7 +241,7 @@ async def test_an_opener_is_counted_in_the_tenancy_of_the_record(fenced: Fenced,
     run(foreign, OPENS)
     guard, uuid = fenced.observer.driver.guard, fenced.of(lives.GRANTED).device.uuid
     assert guard is not None
-    guard.read_uses(uuid)
+    guard.read(uuid)
     assert [period for period, _ in guard.openers.take(uuid)] == [open_attempts.period(lives.GRANTED)]
 
 
@@ -361,7 +361,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     assert receipt is not None
     receipt = replace(receipt, witness=UseCounter.FENCE.value, finished=clock.now())
     fenced.becomes(replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt)))
-    assert (fenced.guard.uses_at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
+    assert (fenced.guard.at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
 
 
 @pytest.mark.parametrize(
@@ -370,35 +370,31 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    since.read(device, Counted(UseCounter.FENCE, 3))
     since.changed(device, open_to(record))
-    since.searched(since.before_search([device]), {device: holders}, {})
+    since.searched(since.before_search({device: Counted(UseCounter.FENCE, 3)}), {device: holders})
     assert since.fence_tells(device).no_other_user is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
     said, later = Counted(UseCounter.FENCE, 3), Counted(UseCounter.FENCE, 4)
-    since.read(device, said)
-    since.searched(since.before_search([device]), {device: ()}, {})
+    since.searched(since.before_search({device: said}), {device: ()})
     for now, settled, holders, proven in (
         (said, False, (), True),
         (later, False, (), False),
         (later, True, (), True),
         (later, False, (lives.OF_A,), False),
     ):
-        since.read(device, now)
-        since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
+        since.searched(since.before_search({device: now}), {device: holders}, settled=settled)
         assert since.fence_tells(device).no_other_user is proven
 
 
 def test_a_doubt_during_a_search_outlives_it() -> None:
     """The search passes over a worker that is ours when it begins."""
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    since.read(device, Counted(UseCounter.FENCE, 3))
-    before = since.before_search([device])
+    before = since.before_search({device: Counted(UseCounter.FENCE, 3)})
     since.doubt(device)
-    since.searched(before, {device: ()}, {})
+    since.searched(before, {device: ()})
     assert not since.fence_tells(device).no_other_user
 
 
@@ -416,7 +412,6 @@ async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None
     """A later run of the service believes it without a search."""
     receipt = replace(lives.proof(lives.CLEAN), witness=UseCounter.FENCE.value)
     clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
-    await fenced.observer.for_change(fenced.of(clean))
     fenced.becomes(clean)
     assert fenced.stored(receipt.id) is None, "no search has ended behind the fence yet"
     await proven(fenced)

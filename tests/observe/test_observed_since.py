@@ -31,11 +31,10 @@ def test_a_time_without_observations_is_a_gap_without_a_fence(
 ) -> None:
     moments = [Moment(1.0, 1.0)]
     since = ObservedSince(0.0, lambda: moments[-1])
-    since.read("GPU-1", before)
-    since.facts("GPU-1", NO_HOLDER, domain_resetting=False)
+    since.facts("GPU-1", replace(NO_HOLDER, use_reading=before), domain_resetting=False)
     moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
-    since.read("GPU-1", after)
-    assert (since.facts("GPU-1", NO_HOLDER, domain_resetting=False).observed_since > 0) is is_gap
+    facts = since.facts("GPU-1", replace(NO_HOLDER, use_reading=after), domain_resetting=False)
+    assert (facts.observed_since > 0) is is_gap
 
 
 def test_facts_have_no_blanks() -> None:

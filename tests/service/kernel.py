@@ -35,6 +35,7 @@ class Ring:
 
     def __init__(self) -> None:
         self.asked: list[Attempt] = []
+        self.sent = 0
 
     def new(self) -> Iterator[Attempt]:
         """Those since the last call."""
@@ -44,6 +45,10 @@ class Ring:
     def waiting(self) -> bool:
         """Whether there are some."""
         return bool(self.asked)
+
+    def end(self) -> int:
+        """How many there were."""
+        return self.sent
 
 
 class Kernel:
@@ -97,6 +102,7 @@ class Kernel:
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
         if len(self.attempts.asked) < _ROOM:
+            self.attempts.sent += 1
             self.attempts.asked.append(Attempt(number, self._uptime(), pid, "python", group, (), refused))
         return not refused
 
@@ -104,15 +110,11 @@ class Kernel:
 
     counter = 1  # of all lives: nobody builds another fence
 
-    def stands(self) -> bool:
+    def stand(self) -> str:
         """Nobody takes it away."""
-        return True
+        return ""
 
-    def is_attached(self) -> bool:
-        """Nobody takes it away."""
-        return True
-
-    def still_rules(self, _number: DeviceNumber) -> bool:
+    def still_rules(self, _numbers: Iterable[DeviceNumber]) -> bool:
         """Nobody changes a rule."""
         return True
 

@@ -13,7 +13,7 @@ import pytest
 from ground.errors import AutoclaveError
 from scrubber.core import verdict
 from scrubber.core.measured import Cleared, Scratched, Verified
-from scrubber.core.model import Evicted, HealthRead, Outcome, State, Step, Vitals
+from scrubber.core.model import Evicted, Facts, HealthRead, Outcome, State, Step, Vitals
 from scrubber.jobs.path_run import Vetoes
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.steps.orders import Report
@@ -86,9 +86,9 @@ class Fenceless(ScrubJob):
 class Trusting(ScrubJob):
     """A job that believes every result of its worker."""
 
-    async def _judged(self, record, job, path) -> tuple[verdict.Verdict, Vitals | None]:
-        _, vitals = await super()._judged(record, job, path)
-        return verdict.judge(job, record.health.baseline, self.device_policy.policy), vitals
+    async def _judged(self, record, job, path) -> tuple[verdict.Verdict, Vitals | None, Facts | None]:
+        _, vitals, seen = await super()._judged(record, job, path)
+        return verdict.judge(job, record.health.baseline, self.device_policy.policy), vitals, seen
 
 
 async def hand_over(world):

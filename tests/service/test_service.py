@@ -352,8 +352,8 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
     """An ungranted device is granted first. A slow disk may take the whole budget for that."""
     device, append = world.uuids[0], world.life.ledger.append
 
-    async def slow(*args) -> None:
-        await append(*args)
+    async def slow(*args, **more) -> None:
+        await append(*args, **more)
         await asyncio.sleep(pauses.START_WITHIN)
 
     monkeypatch.setattr(world.life.ledger, "append", slow)

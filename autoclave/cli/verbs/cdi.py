@@ -97,9 +97,9 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
 
 @contextmanager
 def _inside_fence() -> Iterator[None]:
-    """Within the context, a control group of this process alone may open the GPUs of a fence: nvidia-ctk opens all.
+    """Within the context, a control group of this process alone is let through a fence: nvidia-ctk opens all GPUs.
 
-    The fence knows neither a new container nor a unit that has just begun.
+    What it opens is counted. The fence knows neither a new container nor a unit that has just begun.
     """
     with ExitStack() as closing:
         with suppress(FenceError, OSError):  # without the right to ask for it; then nvidia-ctk says what it cannot open

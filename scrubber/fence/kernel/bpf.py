@@ -10,14 +10,15 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _CALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine)
 _MAP_CREATE, _MAP_LOOK_UP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROGRAM_LOAD = 0, 1, 2, 3, 4, 5
-_ATTACH, _DETACH, _NEXT_PROGRAM, _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _MAP_BATCH, _BIND = 8, 9, 11, 13, 14, 15, 24, 35
+_ATTACH, _DETACH, _NEXT_PROGRAM, _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _QUERY, _MAP_BATCH = 8, 9, 11, 13, 14, 15, 16, 24
+_BIND = 35
 _NAMES = {
     _MAP_CREATE: "BPF_MAP_CREATE",
     _PROGRAM_LOAD: "BPF_PROG_LOAD",
@@ -29,7 +30,7 @@ _NAMES = {
 }
 _CGROUP_DEVICE_PROGRAM, _CGROUP_DEVICE_ATTACHMENT = 15, 6
 _BESIDE_OTHERS, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
-_MOST_MAPS = 64
+_MOST_MAPS = _MOST_PROGRAMS = 64
 _BATCH = 1024  # keys that are read at once: more than the kernel has in one place
 _ATTRIBUTES = 128  # bytes; the kernel accepts zeros beyond those that it knows
 _INFO_BYTES = 128
@@ -177,18 +178,48 @@ def detach(group: int, number: int) -> None:
         _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
 
 
-def attached(group: int, name: str) -> list[Attached]:
-    """The programs of this name that are attached to this control group itself.
+def in_order(group: int) -> tuple[tuple[int, ...], int]:
+    """The ids of the programs that are attached to this control group itself, in the order in which they answer.
 
-    BPF_PROG_QUERY would tell them, but before Linux 6.9 it takes the capability CAP_NET_ADMIN.
+    And how often that was changed; 0 before Linux 6.17. PermissionError: before 6.9 it takes CAP_NET_ADMIN.
     """
+    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    asked = struct.pack("<4IQI", group, _CGROUP_DEVICE_ATTACHMENT, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+    block = ctypes.create_string_buffer(asked, _ATTRIBUTES)
+    _asked(_QUERY, block)
+    count, changes = struct.unpack_from("<I28xQ", block, 24)
+    return tuple(ids[:count]), changes
+
+
+def attached(group: int, name: str) -> list[Attached]:
+    """The programs of this name that are attached to this control group itself."""
     programs = []
-    for number in _programs():
+    for number in _candidates(group):
         with suppress(FileNotFoundError), by_id(number) as program:  # it may be unloaded meanwhile
             described = describe(program)
             if described.name == name and is_attached(group, program):
                 programs.append(described)
     return programs
+
+
+def is_attached(group: int, program: int) -> bool:
+    """Whether a program is attached to a control group.
+
+    Without the right to ask, it is put in its own place, which the kernel does only there.
+    """
+    with suppress(PermissionError):
+        return describe(program).id in in_order(group)[0]
+    try:
+        _attach(group, program, _REPLACE, program)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _candidates(group: int) -> Iterable[int]:
+    with suppress(PermissionError):
+        return in_order(group)[0]
+    return _programs()
 
 
 def _programs() -> Iterator[int]:
@@ -203,24 +234,6 @@ def _programs() -> Iterator[int]:
             return
         (number,) = struct.unpack_from("<I", block, 4)
         yield number
-
-
-def is_attached(group: int, program: int) -> bool:
-    """Whether a program is attached to a control group: the kernel puts it in its own place, and only there."""
-    try:
-        _attach(group, program, _REPLACE, program)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def is_loaded(number: int) -> bool:
-    """Whether the kernel has a program with this id. One that nobody holds is gone as soon as it is detached."""
-    try:
-        with by_id(number):
-            return True
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

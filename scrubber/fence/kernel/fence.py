@@ -12,7 +12,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,6 @@ NAME = "autoclave_fence"  # of the program in the kernel
 _FIRST_INDEX = struct.pack("<I", 0)
 _TIME = struct.Struct("<Q")
 _PROCESS = struct.Struct("<I")
-_OWNER = program.MEMBER.pack(program.OWNER)
 
 
 class FenceError(Exception):
@@ -80,6 +79,8 @@ class Fence:
         closing.callback(self.attempts.close)
         self._descriptors = descriptors
         self._standing = self._attach(standing)
+        self._changes = 0  # of the programs of the control group, as the kernel counts them
+        self._in_order()
 
     def _attach(self, standing: Attached | None = None) -> Attached:
         """Attach the program, in the place of the one that stands if that is another.
@@ -100,23 +101,41 @@ class Fence:
                 return standing
             return described
 
-    def stands(self) -> bool:
-        """Whether the kernel still runs the program, so that nothing was missed."""
-        return bpf.is_loaded(self._standing.id)
+    def stand(self) -> str:
+        """Have the program be the last of its control group, which no other one can then overrule.
 
-    def is_attached(self) -> bool:
-        """Whether the program stands below the control group, also where somebody else holds it: dearer to ask."""
-        try:
-            with bpf.by_id(self._standing.id) as loaded:
-                return bpf.is_attached(self._group, loaded)
-        except FileNotFoundError:
-            return False
-
-    def stand_again(self) -> None:
-        """Attach the program once more, after somebody has taken it away. What it did not count is a gap."""
+        Returns why it may have missed somebody since the last call; that is a gap of each device.
+        """
+        why = self._disturbed()
+        if not why:
+            return ""
         for number in self.numbers():
             self.miss(number)
-        self._standing = self._attach()
+        ids = self._in_order()
+        if ids[-1:] != (self._standing.id,):
+            before, self._standing = self._standing.id, self._attach()
+            if before in ids:
+                bpf.detach(self._group, before)
+            self._in_order()
+        return why
+
+    def _disturbed(self) -> str:
+        changes, ids = self._changes, self._in_order()
+        if self._standing.id not in ids:
+            return "somebody had taken the fence out of the kernel"
+        if ids[-1] != self._standing.id:
+            return "another program could let in whom the fence refuses"
+        return "" if changes == self._changes else "somebody has changed the programs beside the fence"
+
+    def _in_order(self) -> tuple[int, ...]:
+        """The programs of the control group. Without the right to ask: this one, if it is attached."""
+        try:
+            ids, self._changes = bpf.in_order(self._group)
+        except PermissionError:
+            with suppress(FileNotFoundError), bpf.by_id(self._standing.id) as loaded:
+                return (self._standing.id,) if bpf.is_attached(self._group, loaded) else ()
+            return ()
+        return ids
 
     def keep_alone(self, process: int, started: int, *, runs: Callable[[int, int], bool]) -> None:
         """Be the one service that keeps this fence: two would take away each other's rules. FenceError: another is.
@@ -132,7 +151,8 @@ class Fence:
         self._keeper.put(_FIRST_INDEX, program.KEPT_BY.pack(process, started))
         self._keeps = True
         for other in [*self._processes]:
-            self._processes.remove(other)
+            if other != _PROCESS.pack(process):
+                self._processes.remove(other)
 
     def admit_process(self, pid: int) -> None:
         """A process of the service may open each device from its control group, uncounted."""
@@ -146,13 +166,19 @@ class Fence:
         """The control groups that the rule of a device names, also those of before everybody might open it."""
         return self._open_to[_key(number)]
 
-    def still_rules(self, number: DeviceNumber) -> bool:
-        """Whether the kernel has the rule that this life has written last. If not, it is written with the next one."""
-        key = _key(number)
-        if self._rules.get(key) == self._written.get(key, b""):
-            return True
-        self._written.pop(key, None)
-        return False
+    def still_rules(self, numbers: Iterable[DeviceNumber]) -> bool:
+        """Whether the kernel has the rules that this life has written, and lets in uncounted nobody else.
+
+        If not, they are written with the next ones.
+        """
+        keys = [*map(_key, numbers)]
+        changed = [key for key in keys if self._rules.get(key) != self._written.get(key, b"")]
+        members = _by_device(self._members.items())
+        changed += [key for key in keys if not _uncounted(members[key]) <= _uncounted(self._open_to[key])]
+        for key in changed:
+            self._written.pop(key, None)
+            self._open_to[key] = members[key]
+        return not changed
 
     def set(
         self,
@@ -330,17 +356,28 @@ def _by_device(members: Mapping[bytes, bytes]) -> defaultdict[bytes, dict[int, i
     return groups
 
 
+def _uncounted(members: Mapping[int, int]) -> set[tuple[int, int]]:
+    return {(group, kind) for group, kind in members.items() if kind in (program.OWNER, program.SERVICE)}
+
+
 def _counts(value: bytes) -> Counts:
     passed, refused = program.COUNTS.unpack(value)
     return Counts(passed + refused, refused)
 
 
-def admit(root: Path, group: int, *, runs: Callable[[int, int], bool] = lambda _pid, _started: False) -> None:
+def _runs_not(_pid: int, _started: int) -> bool:
+    return False
+
+
+def admit(
+    root: Path, group: int, *, processes: Collection[int] = (), runs: Callable[[int, int], bool] = _runs_not
+) -> None:
     """Let a control group open each device of a fence that stands, until the next service sets its rules.
 
-    The fence may be of an earlier version: the names of its maps end with the same words, and mean the same.
-    ``runs``: as for ``Fence.keep_alone``; while another service keeps the fence, nobody is let in. FenceError says why
-    the fence cannot be asked.
+    What its programs open is counted, apart from these ``processes`` of a service that begins. The fence may be of an
+    earlier version: the names of its maps end with the same words, and mean the same. ``runs``: as for
+    ``Fence.keep_alone``; while another service keeps the fence, nobody is let in. FenceError says why the fence cannot
+    be asked.
     """
     with _standing_maps(root) as found:
         if "keeper" in found:
@@ -349,8 +386,11 @@ def admit(root: Path, group: int, *, runs: Callable[[int, int], bool] = lambda _
             )
             if keeper[0] and runs(*keeper):
                 return
+        for process in processes if "service" in found else ():
+            Map(found["service"], 4, 4).put(_PROCESS.pack(process), bytes(4))
+        kind = program.MEMBER.pack(program.SERVICE if processes else program.EXEMPT)
         for number in Map(found["rules"], 8, program.RULE.size) if {"rules", "members"} <= found.keys() else ():
-            Map(found["members"], 16, program.MEMBER.size).put(number + _TIME.pack(group), _OWNER)
+            Map(found["members"], 16, program.MEMBER.size).put(number + _TIME.pack(group), kind)
 
 
 def dismiss(root: Path, group: int) -> None:

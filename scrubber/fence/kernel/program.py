@@ -54,7 +54,7 @@ NAMED_LEVELS = 6  # of control groups that an attempt names: down to that of a p
 
 # Functions of the kernel, from enum bpf_func_id.
 _LOOK_UP, _UPDATE, _PID, _COMMAND, _GROUP, _ANCESTOR = 1, 2, 14, 16, 80, 123
-_BOOT_TIME, _SEND, _ANSWER_SO_FAR = 125, 130, 186
+_BOOT_TIME, _RESERVE, _SUBMIT, _ANSWER_SO_FAR = 125, 131, 132, 186
 
 # What the kernel tells: struct bpf_cgroup_dev_ctx. The type is in the lower half of the first word, the access above.
 _ACCESS, _MAJOR, _MINOR = 0, 4, 8
@@ -119,10 +119,11 @@ OF_ALL = 8  # ... and times that of all groups
 # The stack, from its end down. The key of a device is the beginning of the key of a member.
 _DEVICE, _GROUP_ID = -16, -8
 _INDEX = -20
-_ATTEMPT = -24 - ATTEMPT.size
-_ABOVE = _ATTEMPT + ATTEMPT.size - 8 * NAMED_LEVELS
-_SINCE, _TIMES = _ATTEMPT - 16, _ATTEMPT - 8  # the value in SENT
+_COUNTS = -32  # where those of the device are
+_ABOVE = _COUNTS - 8 * NAMED_LEVELS
+_SINCE, _TIMES = _ABOVE - 16, _ABOVE - 8  # the value in SENT
 _COMMAND_BYTES = 16
+_ABOVE_SENT = ATTEMPT.size - 8 * NAMED_LEVELS
 
 
 def number(key: bytes) -> DeviceNumber:
@@ -149,16 +150,13 @@ def program() -> Table:
         jump_if_not(R7, 0, "passes"),
         jump_if_equal(R9, 0, "passes"),
         *_LEASE_LASTS,
-        put(R1, 1),
-        count(R8, 8, R1),
         put(R7, SENT_REFUSED),
-        jump("counted"),
+        jump("answered"),
         Label("passes"),
         put(R9, 0),
-        put(R1, 1),
-        count(R8, 0, R1),
         put(R7, SENT_PASSED),
-        Label("counted"),
+        Label("answered"),
+        write8(STACK, _COUNTS, R8),
         call(_BOOT_TIME),
         copy(R8, R0),
         call(_GROUP),
@@ -171,6 +169,8 @@ def program() -> Table:
         *_is_sent("of all groups"),
         *_SEND_IT,
         Label("sent"),
+        *_COUNT_IT,
+        Label("counted"),
         jump_if_equal(R9, 0, "allow"),
         put(R0, 0),
         end(),
@@ -241,6 +241,15 @@ def _at_level(level: int) -> Table:
     ]
 
 
+# In the second place if it was refused, that is if R9 is 1, otherwise in the first.
+_COUNT_IT: Table = [
+    read8(R2, STACK, _COUNTS),
+    put(R1, 1),
+    subtract(R1, R9),
+    count(R2, 0, R1),
+    count(R2, 8, R9),
+]
+
 # Nobody is refused if nobody has renewed the lease: a node without its service is not kept from its GPUs.
 _LEASE_LASTS: Table = [
     put(R1, 0),
@@ -284,24 +293,36 @@ def _is_sent(whose: str) -> Table:
     ]
 
 
+# The record is in the ring, as one that is being written, before it is counted, and can be read only afterwards. So who
+# finds no record left in the ring knows all that was sent of those that are counted.
 _SEND_IT: Table = [
-    write8(STACK, _ATTEMPT, R8),
+    load_map(R1, ATTEMPTS),
+    put(R2, ATTEMPT.size),
+    put(R3, 0),
+    call(_RESERVE),
+    jump_if_equal(R0, 0, "sent"),  # there is no room
+    copy(R7, R0),
+    write8(R7, 0, R8),
     call(_GROUP),
-    write8(STACK, _ATTEMPT + 8, R0),
+    write8(R7, 8, R0),
     read8(R1, STACK, _DEVICE),
-    write8(STACK, _ATTEMPT + 16, R1),
+    write8(R7, 16, R1),
     call(_PID),
     shift_right(R0, 32),
-    write4(STACK, _ATTEMPT + 24, R0),
-    write4(STACK, _ATTEMPT + 28, R9),
-    copy(R1, STACK),
-    add(R1, _ATTEMPT + 32),
+    write4(R7, 24, R0),
+    write4(R7, 28, R9),
+    copy(R1, R7),
+    add(R1, 32),
     put(R2, _COMMAND_BYTES),
     call(_COMMAND),
-    load_map(R1, ATTEMPTS),
-    copy(R2, STACK),
-    add(R2, _ATTEMPT),
-    put(R3, ATTEMPT.size),
-    put(R4, 0),
-    call(_SEND),
+    *(
+        entry
+        for level in range(NAMED_LEVELS)
+        for entry in (read8(R1, STACK, _ABOVE + 8 * level), write8(R7, _ABOVE_SENT + 8 * level, R1))
+    ),
+    *_COUNT_IT,
+    copy(R1, R7),
+    put(R2, 0),
+    call(_SUBMIT),
+    jump("counted"),
 ]

@@ -76,7 +76,7 @@ def played(seed: int, place: Path, ids: dict[str, int], pid: int, opens: Opens) 
                 for name in dice.sample(NAMES, 4):
                     found.opened.append(opens(device, name, dice.randint(0, 2)))
         found.asked |= {replace(it, uptime=0.0, command="") for it in standing.attempts.new()}
-        found.counts += [standing.counts(FULL), standing.counts(NULL), standing.is_attached(), standing.stands()]
+        found.counts += [standing.counts(FULL), standing.counts(NULL), standing.stand()]
         found.kept += [standing.kept(device), standing.members(device), sorted(map(str, standing.numbers()))]
     standing.close()
     return found
