@@ -307,7 +307,7 @@ def build(
         fenced = "cannot fence simulated GPUs: the service was started without --cgroup-root"
     guard = fenced if isinstance(fenced, Guard) else None
     if guard is not None:
-        pool.on_started, pool.on_ended = guard.admit_process, guard.dismiss_process
+        pool.on_started, pool.on_ended = guard.rules.admit_process, guard.rules.dismiss_process
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     counts_all = guard is not None and not guard.below
     seen_since = ObservedSince(clock.now().uptime, bystanders=ignored, counts_all=counts_all)

@@ -111,7 +111,7 @@ def guard(
             return ""
         logger.warning("the kernel does not count who opens a GPU", error=str(error))
         return str(error)
-    found.admit_process(os.getpid())
+    found.rules.admit_process(os.getpid())
     found.start()
     return found
 

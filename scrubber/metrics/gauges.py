@@ -128,8 +128,8 @@ class ServiceCollector(Collector):
         for words, number in fences.items():
             yield service_metrics.FENCE_DEVICES, words, float(number)
         if guard is not None and any(stands != "none" for _, stands, _ in fences):
-            yield service_metrics.FENCE_SINCE, (), now.wall + guard.stands_since - now.uptime
-            yield service_metrics.FENCE_LEASE, (), guard.lease_left
+            yield service_metrics.FENCE_SINCE, (), now.wall + guard.rules.stands_since - now.uptime
+            yield service_metrics.FENCE_LEASE, (), guard.rules.lease_left
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
         """The samples of one device, without its labels gpu and uuid."""

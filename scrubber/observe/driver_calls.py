@@ -77,7 +77,7 @@ class DriverCalls:
     async def renew_fence(self) -> None:
         """Have the fence renew its rules, by the policy and the node, and its lease. Can raise DeviceError."""
         if self.guard is not None:
-            await self.caller.ask("fence", self.guard.renew, self.patience)
+            await self.caller.ask("fence", self.guard.rules.renew, self.patience)
 
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance. Raises DeviceError if the driver cannot be asked."""
@@ -88,7 +88,7 @@ class DriverCalls:
     def _read_inventory(self) -> tuple[DeviceInfo, ...]:
         devices = self.backend.inventory()
         if self.guard is not None:
-            self.guard.learn({device.uuid: self._numbers(device.uuid) for device in devices})
+            self.guard.rules.learn({device.uuid: self._numbers(device.uuid) for device in devices})
         return devices
 
     def _numbers(self, uuid: str) -> frozenset[DeviceNumber]:
@@ -99,7 +99,7 @@ class DriverCalls:
 
     def read_uses(self, uuid: str) -> UseReading:
         """The fence, if it guards the device; otherwise ``Backend.read_uses``."""
-        reading = self.guard.read(uuid) if self.guard is not None else None
+        reading = self.guard.count.read(uuid) if self.guard is not None else None
         return reading if reading is not None else self.backend.read_uses(uuid)
 
     def read_incarnation(self) -> Incarnation:

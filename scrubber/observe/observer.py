@@ -231,12 +231,12 @@ class Observer:
         facts = self._observed_since.facts(uuid, seen, domain_resetting=resetting, at=at)
         containers = [it.container for it in facts.holders or () if it.container is not None]
         if guard is not None and containers:
-            facts = replace(facts, pods={uid: name for uid in containers if (name := guard.pod_name(uid))})
+            facts = replace(facts, pods={uid: name for uid in containers if (name := guard.places.pod_name(uid))})
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
-            facts = replace(facts, owner_left=guard.owner_left(uuid))
+            facts = replace(facts, owner_left=guard.rules.owner_left(uuid))
         if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):
             users = guard.openers.users(uuid, receipt.finished.wall)
-            facts = _used(facts, users, partial(guard.exempts_process, uuid))
+            facts = _used(facts, users, partial(guard.places.exempts_process, uuid))
         return facts
 
     def overtaken(self, uuid: str, seen: UseReading | None) -> bool:
@@ -255,13 +255,13 @@ class Observer:
             return
         open_to = fencing.open_to(record)
         guard.openers.began(record, clock.now().uptime)
-        guard.changed(record.device.uuid, open_to)
+        guard.rules.changed(record.device.uuid, open_to)
         self._observed_since.changed(record.device.uuid, open_to)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == UseCounter.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
             if said is not None and self._observed_since.fence_tells(record.device.uuid).no_other_user:
-                guard.proven(record.device.uuid, receipt.id, said.uses)
+                guard.count.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:
         """After a start of the service, keep the proofs that the kernel has watched since.
@@ -276,7 +276,7 @@ class Observer:
             uuid, receipt = record.device.uuid, record.scrubs.receipt
             if record.state is not State.CLEAN or receipt is None:
                 continue
-            then = guard.at_proof(uuid, receipt.id)
+            then = guard.count.at_proof(uuid, receipt.id)
             if then is not None:
                 self._observed_since.resume(uuid, receipt.finished.uptime, then)
 

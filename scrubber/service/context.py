@@ -93,7 +93,7 @@ class ServiceContext:
         Then a pod can get it without a proof.
         """
         guard = self.observer.driver.guard
-        return guard is not None and guard.keeps_out(device)
+        return guard is not None and guard.rules.keeps_out(device)
 
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
         """The node's directory with the receipt for the containers of a pod; empty if the policy gives them none.

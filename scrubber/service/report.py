@@ -239,13 +239,13 @@ class StatusReporter:
     def _let_in(self, record: Record, since: float) -> list[LiveOpener]:
         """Those whom the fence has let through since this wall time, and whom the policy does not exempt."""
         guard, uuid, open_to = self._context.observer.driver.guard, record.device.uuid, fencing.open_to(record)
-        if guard is None or open_to is OpenTo.ALL or guard.opens_to_all(uuid):  # each process may be one of the owner
-            return []
+        if guard is None or open_to is OpenTo.ALL or guard.rules.opens_to_all(uuid):
+            return []  # each process may be one of the owner
         return [
             it
             for it in guard.openers.of(uuid)
             if it.opener.was_let_through and not it.ignored and it.opened >= since
-            if not guard.exempts(uuid, it.opener.pod, it.opener.place)
+            if not guard.places.exempts(uuid, it.opener.pod, it.opener.place)
         ]
 
     def _others(self, record: Record, holders: Sequence[Holder], tenants: Tenants) -> tuple[Holder, ...]:
@@ -318,7 +318,9 @@ class StatusReporter:
         names, sharing = tenants.names, _sharing(record, tenants)
         places = {it: pod or names.get(it, "") for it, pod in use.places.items() if it not in sharing}
         use = replace(use, places=places, tenants=tuple(names.get(it, it) for it in use.tenants))
-        exempt = [it for it, pod in places.items() if guard is not None and guard.exempts(record.device.uuid, pod, it)]
+        exempt = [
+            it for it, pod in places.items() if guard is not None and guard.places.exempts(record.device.uuid, pod, it)
+        ]
         return tuple(
             device_status.after_use(
                 use if places else None, device_names.argument(record), fence, mode, exempt,
@@ -361,15 +363,15 @@ class StatusReporter:
         if guard is None or (container is not None and is_tenant):
             return view
         if container is not None:
-            return replace(view, exempt=guard.exempts(uuid, view.pod, container, before=True))
-        place = guard.place_of(holder)
-        exempt = place is not None and guard.exempts_process(uuid, holder) is True
+            return replace(view, exempt=guard.places.exempts(uuid, view.pod, container, before=True))
+        place = guard.places.place_of(holder)
+        exempt = place is not None and guard.places.exempts_process(uuid, holder) is True
         return replace(view, exempt=exempt, place=place.name if exempt and place is not None else "")
 
     def _named(self, uuid: str, opener: views.OpenerView, names: Mapping[str, str]) -> views.OpenerView:
         """With the name of its pod, and whether the policy in force exempts it, which may be another one since."""
         pod, guard = names.get(opener.place, opener.pod), self._context.observer.driver.guard
-        exempt = guard is not None and guard.exempts(uuid, pod, opener.place, before=opener.exempt)
+        exempt = guard is not None and guard.places.exempts(uuid, pod, opener.place, before=opener.exempt)
         return replace(opener, pod=pod, exempt=exempt)
 
     async def _pods(self) -> Tenants:
@@ -410,7 +412,7 @@ class StatusReporter:
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
             fence_below=guard.below if guard is not None else "",
-            pods_share_groups=guard is not None and guard.pods_share_groups,
+            pods_share_groups=guard is not None and guard.rules.pods_share_groups,
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:
@@ -452,12 +454,12 @@ def _units(holders: Iterable[Holder]) -> dict[Holder, str]:
 
 def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
     """What the fence does with other programs, and whether the policy says something else."""
-    kept_off = guard.kept_off(uuid) if guard is not None else None
+    kept_off = guard.rules.kept_off(uuid) if guard is not None else None
     if guard is None or kept_off is None:
         return ""
     if kept_off is KeptOff.NONE:
         return FenceMode.WATCH.value if mode is FenceMode.WATCH else views.WATCHES_ONLY
-    if guard.opens_to_all(uuid):
+    if guard.rules.opens_to_all(uuid):
         return views.OPEN_TO_ALL
     return FenceMode.HOLD.value if kept_off is KeptOff.PODS else FenceMode.REFUSE.value
 
@@ -471,7 +473,7 @@ def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) 
         return ""
     if guard is None:
         return no_guard or "the service started with a policy that wants no fence, so a restart puts it up"
-    if not (lacks := guard.lacks(uuid)) and fence(mode, guard, uuid) == views.WATCHES_ONLY:
+    if not (lacks := guard.rules.lacks(uuid)) and fence(mode, guard, uuid) == views.WATCHES_ONLY:
         return "pods are in control groups of version 1"
     return lacks
 

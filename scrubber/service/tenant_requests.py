@@ -110,7 +110,7 @@ class TenantRequests:
         """
         guard = self._context.observer.driver.guard
         if isinstance(recipient, ForJob) and recipient.group and guard is not None:
-            guard.demand_tenant(recipient.group)
+            guard.places.demand_tenant(recipient.group)
         async with self._turn_of("" if isinstance(recipient, ForPod) else recipient.owner):
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:

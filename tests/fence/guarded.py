@@ -26,7 +26,7 @@ from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.guarded import FenceReading, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.use_counter import Counted, Missed
-from scrubber.fence import guard, ignored
+from scrubber.fence import attempt_reader, guard, ignored, rules
 from scrubber.fence.guard import Guard
 from scrubber.fence.ignored import Sources, Terms
 from scrubber.fence.kernel import bpf, fence, program
@@ -140,7 +140,7 @@ class Guarded:
             clock_gettime_ns=lambda _clock: int(self.now * 1e9),
             monotonic=lambda: self.now,
         )
-        for module in (guard, fence, ignored):
+        for module in (attempt_reader, fence, guard, ignored, rules):
             patch.setattr(module, "time", clock)
         patch.setattr(bpf, "_BATCH", 3)
         self._closing.enter_context(self.kernel.booted())
@@ -227,7 +227,7 @@ class Guarded:
         )
         self.guard = Guard(self.fence, self.group("service"), sources, knows_processes=self.knows_processes)
         for uuid, device in self.devices.items():
-            self.guard.changed(uuid, device.open_to)
+            self.guard.rules.changed(uuid, device.open_to)
         self.learn()
         for uuid, device in self.devices.items():
             if device.proof is not None and device.guarded:
@@ -261,12 +261,12 @@ class Guarded:
         fence.admit(self.root, self.group("foreign"), runs=self._keeps)
 
     def _check_proof(self, uuid: str, device: Device, proof: Proof) -> None:
-        kept, since = self.guard.at_proof(uuid, proof.name), device.truth.less(proof.at)
-        said = self.guard.read(uuid)
+        kept, since = self.guard.count.at_proof(uuid, proof.name), device.truth.less(proof.at)
+        said = self.guard.count.read(uuid)
         if not isinstance(said, Counted):
             assert device.is_shaky, said
             return
-        assert self.guard.at_proof(uuid, "another proof") is None
+        assert self.guard.count.at_proof(uuid, "another proof") is None
         if kept is None:
             assert proof.ended or proof.doubted, f"{uuid}: the proof is lost"
             return
@@ -290,7 +290,7 @@ class Guarded:
 
     def _is_asked(self, command: int) -> None:
         if command in (bpf._MAP_UPDATE, bpf._MAP_DELETE):
-            held = self.guard._turn._is_owned()  # type: ignore[attr-defined] # private to threading
+            held = self.guard.rules.turn._is_owned()  # type: ignore[attr-defined] # private to threading
             assert held, "of two threads that write, one may take back what the other wrote"
         self._order(command)
 
@@ -373,7 +373,7 @@ class Guarded:
         before = {uuid: device.numbers for uuid, device in self.devices.items()}
         self._learned_last = known
         with self._asked():
-            self.guard.learn(known)
+            self.guard.rules.learn(known)
         for uuid, device in self.devices.items():
             device.numbers = known.get(uuid, frozenset())
             self._learned(uuid, device, changed=before[uuid] != device.numbers)
@@ -400,7 +400,7 @@ class Guarded:
         """A round of the service."""
         failed, began = self.failed, self.now
         with self._asked():
-            self.guard.renew()
+            self.guard.rules.renew()
         for uuid, device in self.devices.items():
             self._learned(uuid, device, changed=False)
             self._follow(uuid)
@@ -411,7 +411,7 @@ class Guarded:
         if self.now == began and not any(device.is_shaky for device in self.devices.values()):
             for uuid, device in self.devices.items():
                 wanted = device.guarded and device.refuse and not device.to_all
-                assert device.tampered or self.guard.keeps_out(uuid) is wanted, (uuid, wanted)
+                assert device.tampered or self.guard.rules.keeps_out(uuid) is wanted, (uuid, wanted)
 
     @property
     def attached(self) -> bool:
@@ -430,7 +430,7 @@ class Guarded:
         self.devices[uuid].is_awaited &= self.devices[uuid].open_to == open_to
         self.devices[uuid].open_to = open_to
         with self._asked(uuid):
-            self.guard.changed(uuid, open_to)
+            self.guard.rules.changed(uuid, open_to)
         self._follow(uuid)
 
     def set_policy(self, *, refuse: bool, fenced: bool, exempt: bool) -> None:
@@ -445,7 +445,7 @@ class Guarded:
             return
         uses, at = device.reported
         with self._asked(uuid):
-            self.guard.proven(uuid, name, uses)
+            self.guard.count.proven(uuid, name, uses)
         device.proof = Proof(name, replace(at), doubted=device.is_shaky)
 
     # -- who opens
@@ -462,7 +462,7 @@ class Guarded:
             known = Process(self._next_pid, path, command)
             if command == "worker":
                 self.admitted.add(known.pid)
-                self.guard.admit_process(known.pid)
+                self.guard.rules.admit_process(known.pid)
         self.running.setdefault(known.pid, (known, self.now - 0.1))
         if command == "tool":
             self.ours.add(known.pid)
@@ -472,14 +472,14 @@ class Guarded:
                 self._opens(self.devices[uuid], number, known, ignored=is_looked_up)
         if ends:
             del self.running[known.pid]
-            self.guard.dismiss_process(known.pid)
+            self.guard.rules.dismiss_process(known.pid)
             self.admitted.discard(known.pid)
             if times == 1 and again:
                 self.running[known.pid] = Process(known.pid, self._groups["unit"], BYSTANDER), self.now + 0.1
                 self._reused.add(known.pid)  # who had the number may be judged for a second more
 
     def _opens(self, device: Device, number: DeviceNumber, process: Process, *, ignored: bool) -> None:
-        keeps_out = self.guard.keeps_out(next(uuid for uuid, it in self.devices.items() if it is device))
+        keeps_out = self.guard.rules.keeps_out(next(uuid for uuid, it in self.devices.items() if it is device))
         lasts = self._lease() > 0
         passed = self.kernel.opens(number, process)
         if number not in device.numbers:
@@ -523,10 +523,10 @@ class Guarded:
     def read_uses(self, uuid: str) -> None:
         """A use counter is asked."""
         device = self.devices[uuid]
-        waited, before, had_failed = self._waiting(), self._uses_in_between, bool(self.guard._rule(uuid).failed)
+        waited, before, had_failed = self._waiting(), self._uses_in_between, bool(self.guard.rules._rule(uuid).failed)
         answered_old = self._old_answers
         with self._asked():
-            said = self.guard.read(uuid)
+            said = self.guard.count.read(uuid)
         self._read_by(waited)
         if had_failed and isinstance(said, Counted):  # the rule was written again, for whom it is now
             self._follow(uuid)
@@ -567,7 +567,7 @@ class Guarded:
         device = self.devices[uuid]
         others, refusals = device.others, device.refusals
         with self._asked(uuid):
-            answer = self.guard.read(uuid)
+            answer = self.guard.count.read(uuid)
         if isinstance(answer, Missed) and answer.why.startswith("somebody else has changed the rule"):
             self._blur(device)  # as when a use counter misses something
             device.truth.doubtful += 2
@@ -608,11 +608,11 @@ class Guarded:
         """The thread of the guard reads the attempts."""
         waited, looked_up = self._waiting(), set[str]()
         with self._asked(), suppress(OSError):  # it goes on
-            with self.guard._judging:
-                self.guard._judge_attempts()
-            while self.guard._refused:
-                looked_up.add(self.guard._refused[0][0])
-                self.guard._look_up_refused()
+            with self.guard._reader.judging:
+                self.guard._reader.judge()
+            while self.guard._reader._refused:
+                looked_up.add(self.guard._reader._refused[0][0])
+                self.guard._reader.look_up_refused()
         self._read_by(waited)
         for uuid in looked_up:
             self._follow(uuid)
@@ -682,7 +682,7 @@ class Guarded:
         self._next_pid += 1
         for uuid, device in self.devices.items():
             for number in self._learned_last.get(uuid, ()):
-                keeps_out = self.guard.keeps_out(uuid) and not device.tampered and self.attached
+                keeps_out = self.guard.rules.keeps_out(uuid) and not device.tampered and self.attached
                 passed = self.kernel.opens(number, process)
                 self._refused |= set() if passed else {number}
                 assert not (keeps_out and passed), "it has opened what is kept from it"

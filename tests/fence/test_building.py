@@ -108,14 +108,14 @@ def built(node: Node) -> Iterator[Callable[..., Guard]]:
             guard = node.guard(namespace)
             assert isinstance(guard, Guard), guard
             closing.callback(guard.close)
-            guard.learn({"gpu": frozenset({NUMBER})})
+            guard.rules.learn({"gpu": frozenset({NUMBER})})
             return guard
 
         yield one
 
 
 def uses(guard: Guard) -> int:
-    said = guard.read("gpu")
+    said = guard.count.read("gpu")
     assert isinstance(said, Counted)
     return said.uses
 
@@ -125,13 +125,13 @@ def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Call
     later = node.pod("monitoring", LATER)
     while later.groups[-1] not in guard._fence.members(NUMBER):
         """Its directory is a sign: nobody has to ask, and no round has to come."""
-    guard.renew()
+    guard.rules.renew()
     assert (node.opens(tenant), node.opens(later)) == (False, True)
     assert uses(guard) == 1
-    assert guard.keeps_out("gpu")
+    assert guard.rules.keeps_out("gpu")
     assert 80 < (fence.inspect(node.root) or pytest.fail("no fence")).lease <= 90
     node.policy = Policy(fence=FencePolicy(mode=FenceMode.WATCH))
-    guard.renew()
+    guard.rules.renew()
     assert node.opens(tenant)
 
 
@@ -140,16 +140,16 @@ def test_pods_are_held_by_default_and_the_host_is_counted(node: Node, built: Cal
     node.policy = Policy()
     guard, host = built(), Process(1, (node.group("system.slice"),))
     tenant, monitor = node.pod("team", POD), node.pod("monitoring", LATER)
-    guard.renew()
+    guard.rules.renew()
     assert [node.opens(each) for each in (tenant, monitor, host)] == [False, True, True]
-    assert (uses(guard), guard.keeps_out("gpu")) == (2, True)
-    guard.changed("gpu", Container(POD))
+    assert (uses(guard), guard.rules.keeps_out("gpu")) == (2, True)
+    guard.rules.changed("gpu", Container(POD))
     assert node.opens(tenant)
-    guard.changed("gpu", OpenTo.SERVICE)
+    guard.rules.changed("gpu", OpenTo.SERVICE)
     for mode in (FenceMode.HOLD, FenceMode.REFUSE):
         node.policy = Policy(mode=Mode.OBSERVE, fence=FencePolicy(mode=mode))
-        guard.renew()
-        assert (node.opens(tenant), guard.keeps_out("gpu")) == (True, False)
+        guard.rules.renew()
+        assert (node.opens(tenant), guard.rules.keeps_out("gpu")) == (True, False)
 
 
 def test_a_unit_that_a_flag_names_is_exempt(node: Node, built: Callable[..., Guard]) -> None:
@@ -162,10 +162,10 @@ def test_a_unit_that_a_flag_names_is_exempt(node: Node, built: Callable[..., Gua
 
 def test_an_owner_that_runs_may_keep_the_gpu(node: Node, built: Callable[..., Guard]) -> None:
     guard, tenant = built(), node.pod("team", POD)
-    guard.changed("gpu", Container(POD))
+    guard.rules.changed("gpu", Container(POD))
     assert node.opens(tenant)
-    assert not guard.owner_left("gpu")
-    guard.changed("gpu", OpenTo.SERVICE)
+    assert not guard.rules.owner_left("gpu")
+    guard.rules.changed("gpu", OpenTo.SERVICE)
     assert uses(guard) == 1
 
 
@@ -177,7 +177,7 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
         assert node.opens(Process(child.pid, (node.service,)))
         while node.kernel.clock() and guard._fence.attempts.waiting():
             """The thread reads it, and nobody has asked a use counter."""
-        with guard._judging:
+        with guard._reader.judging:
             """The thread has judged what it has read."""
         child.kill()
     assert (uses(guard), guard.openers.of("gpu")) == (0, ())
@@ -201,10 +201,10 @@ def test_a_node_without_groups_of_pods_only_counts(node: Node, built: Callable[.
     node.policy = Policy(fence=FencePolicy(mode=mode))
     guard = built()
     assert node.opens(node.pod("team", POD))
-    assert (guard.kept_off("gpu"), uses(guard)) == (KeptOff.NONE, 1)
-    guard.changed("gpu", Container(LATER))
-    assert guard.opens_to_all("gpu")
-    guard.changed("gpu", OpenTo.SERVICE)
+    assert (guard.rules.kept_off("gpu"), uses(guard)) == (KeptOff.NONE, 1)
+    guard.rules.changed("gpu", Container(LATER))
+    assert guard.rules.opens_to_all("gpu")
+    guard.rules.changed("gpu", OpenTo.SERVICE)
 
 
 def test_a_second_service_builds_no_guard(node: Node) -> None:
@@ -259,19 +259,19 @@ def test_another_layout_counts_where_the_service_reads(
     """
     first = built()
     node.opens(Process(1, (node.service,)))
-    first.proven("gpu", "proof", uses(first))
+    first.count.proven("gpu", "proof", uses(first))
     first.close()
     renamed = {"fence9_counts" if name == program.COUNTERS else name: shape for name, shape in program.MAPS.items()}
     monkeypatch.setattr(program, "MAPS", renamed)
     monkeypatch.setattr(program, "COUNTERS", "fence9_counts")
     guard = built()
-    assert guard.at_proof("gpu", "proof") is None
-    guard.learn({})
-    guard.learn({"gpu": frozenset({NUMBER})})
+    assert guard.count.at_proof("gpu", "proof") is None
+    guard.rules.learn({})
+    guard.rules.learn({"gpu": frozenset({NUMBER})})
     before = uses(guard)
     node.opens(Process(os.getpid()))
     node.policy = Policy(fence=FencePolicy(mode=FenceMode.WATCH))
-    guard.renew()
+    guard.rules.renew()
     assert node.opens(Process(8))
     assert uses(guard) > before
 
@@ -279,7 +279,7 @@ def test_another_layout_counts_where_the_service_reads(
 def test_a_kernel_that_refuses_a_guard_is_reported(node: Node, built: Callable[..., Guard]) -> None:
     """And the service goes on without it. A guard that is built knows who could open the GPU before."""
     earlier = built()
-    earlier.changed("gpu", Group(7))
+    earlier.rules.changed("gpu", Group(7))
     earlier.close()
     for at in range(1, 40):
         left = at

@@ -85,12 +85,12 @@ class Asking:
         return holder.command in self.bystanders
 
     def keep(self, record: Record, numbers: dict[str, frozenset[DeviceNumber]] = FULL_ONLY) -> None:
-        self.guard.learn(numbers)
+        self.guard.rules.learn(numbers)
         self.guard.openers.began(record, time.clock_gettime(time.CLOCK_BOOTTIME))
-        self.guard.changed(record.device.uuid, open_to(record))
+        self.guard.rules.changed(record.device.uuid, open_to(record))
 
     def said(self) -> Counted:
-        said = self.guard.read(DEVICE)
+        said = self.guard.count.read(DEVICE)
         assert isinstance(said, Counted)
         assert said.by is UseCounter.FENCE
         self.until_looked_up()
@@ -104,14 +104,14 @@ class Asking:
             time.sleep(0.001)
 
     def _looks_up(self) -> bool:
-        with self.guard._judging:  # who reads has some in its hands
-            return bool(self.guard._refused) or self.guard._fence.attempts.waiting()
+        with self.guard._reader.judging:  # who reads has some in its hands
+            return bool(self.guard._reader._refused) or self.guard._fence.attempts.waiting()
 
     def uses(self) -> int:
         return self.said().uses
 
     def reading(self) -> FenceReading:
-        said = self.guard.read(DEVICE)
+        said = self.guard.count.read(DEVICE)
         assert isinstance(said, Counted)
         assert said.fence is not None
         return said.fence
@@ -145,10 +145,10 @@ def test_a_short_use_of_a_clean_device_counts(
 def test_the_service_itself_does_not_count(asking: Asking, service: Path) -> None:
     asking.keep(lives.CLEAN)
     with opener(service) as (pid, opens):
-        asking.guard.admit_process(pid)
+        asking.guard.rules.admit_process(pid)
         opens()
         assert asking.uses() == 0
-        asking.guard.dismiss_process(pid)
+        asking.guard.rules.dismiss_process(pid)
         opens()
         assert asking.uses() > 0, "a later process may have its number"
 
@@ -191,7 +191,7 @@ def test_a_pod_without_a_known_group_opens_nothing(asking: Asking, foreign: Path
     asking.keep(lives.IN_USE_BY_B)
     assert run(foreign, OPENS) == "refused"
     asking.groups[lives.B] = frozenset({identity(foreign)})
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert run(foreign, OPENS) == "opened"
     assert asking.uses() == 1, "it is a gap, once"
 
@@ -215,7 +215,7 @@ def is_found(asking: Asking, group: Path) -> None:
     """The group of a pod can be found from now on, as on a node."""
     found = GroupIds(group)
     asking.sources = replace(asking.sources, groups=found.of)
-    for part in (asking.guard, asking.guard._ignored, asking.guard._owners):
+    for part in (asking.guard.rules, asking.guard.rules._owners, asking.guard._reader, asking.guard._reader._ignored):
         part._sources = asking.sources
 
 
@@ -230,7 +230,7 @@ def test_a_pod_whose_group_comes_late_is_no_other(asking: Asking, group: Path, f
 
     said = during(asking, opens, refuse=refuse)
     assert (said.why, said.gaps > 0) == ("", True)
-    asking.guard.renew()
+    asking.guard.rules.renew()
     before = asking.reading()
     assert run(groups.of_container(group, UID), OPENS) == "opened"
     assert between(before, asking.reading()).let_through == 0, "its group is known now"
@@ -249,8 +249,8 @@ def test_whom_an_earlier_service_let_in_is_not_the_owner(asking: Asking, standin
     """It let in itself, for example."""
     standing.set(FULL, {identity(foreign)}, refuse=True)
     asking.terms = Terms(refuse=True)
-    asking.guard.changed(DEVICE, Container(UID))
-    asking.guard.learn(FULL_ONLY)
+    asking.guard.rules.changed(DEVICE, Container(UID))
+    asking.guard.rules.learn(FULL_ONLY)
     before = asking.reading()
     run(foreign, OPENS)
     assert between(before, asking.reading()).refused == 1
@@ -260,8 +260,8 @@ def test_a_node_whose_pods_have_no_groups_counts_all(asking: Asking, foreign: Pa
     """Those with version 1 of control groups: nobody can be told from the owner."""
     asking.terms = Terms(pods_have_groups=False)
     asking.keep(lives.IN_USE_BY_B)
-    assert asking.guard.pods_share_groups
-    assert asking.guard.opens_to_all(DEVICE)
+    assert asking.guard.rules.pods_share_groups
+    assert asking.guard.rules.opens_to_all(DEVICE)
     run(foreign, OPENS)
     assert asking.uses() > 0
 
@@ -271,30 +271,30 @@ def test_a_group_that_is_removed_opens_nothing(asking: Asking, foreign: Path, st
     refused(asking)
     asking.keep(lives.IN_USE)
     asking.groups.clear()
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert run(foreign, OPENS) == "refused"
     following = Guard(standing, identity(service), asking.sources)
-    following.changed(DEVICE, open_to(lives.IN_USE))
-    following.learn(FULL_ONLY)
+    following.rules.changed(DEVICE, open_to(lives.IN_USE))
+    following.rules.learn(FULL_ONLY)
     assert run(foreign, OPENS) == "refused"
 
 
 def test_a_pod_whose_group_is_removed_has_left(asking: Asking, standing: Fence, service: Path, owner: Path) -> None:
     """Also one that nobody has seen, and also for the next service."""
     asking.keep(lives.GRANTED)
-    assert not asking.guard.owner_left(DEVICE)
+    assert not asking.guard.rules.owner_left(DEVICE)
     asking.keep(lives.IN_USE)
-    assert not asking.guard.owner_left(DEVICE)
+    assert not asking.guard.rules.owner_left(DEVICE)
     owner.rmdir()
     asking.groups.clear()
     following = Guard(standing, identity(service), asking.sources)
-    following.changed(DEVICE, open_to(lives.IN_USE))
-    following.learn(FULL_ONLY)
-    assert following.owner_left(DEVICE)
-    asking.guard.renew()
-    assert asking.guard.owner_left(DEVICE)
+    following.rules.changed(DEVICE, open_to(lives.IN_USE))
+    following.rules.learn(FULL_ONLY)
+    assert following.rules.owner_left(DEVICE)
+    asking.guard.rules.renew()
+    assert asking.guard.rules.owner_left(DEVICE)
     asking.keep(lives.CLEAN)
-    assert not asking.guard.owner_left(DEVICE)
+    assert not asking.guard.rules.owner_left(DEVICE)
 
 
 def of_a_job(group: Path) -> Record:
@@ -311,7 +311,7 @@ def test_a_jobs_device_is_open_to_its_group_alone(asking: Asking, group: Path, f
     assert run(foreign, OPENS) == "refused"
     step.rmdir()
     job.rmdir()
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert run(made_group(job), OPENS) == "refused", "a later group with its name is another one"
 
 
@@ -325,7 +325,7 @@ def test_a_claims_device_is_open_to_its_pods_alone(asking: Asking, owner: Path, 
     asking.keep(of_a_claim(lives.A, lives.B))
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "refused", "refused"]
     asking.groups[lives.B] = frozenset({identity(second)})
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "opened", "refused"]
     assert (asking.uses(), sum(it.opener.refused > 0 for it in asking.guard.openers.of(DEVICE))) == (0, 2)
     asking.keep(of_a_claim())
@@ -354,21 +354,21 @@ def test_a_later_service_lets_in_the_pods_of_a_claim(
     refused(asking)
     asking.keep(of_a_claim(lives.A))
     following = Guard(standing, identity(service), asking.sources)
-    following.changed(DEVICE, open_to(of_a_claim(lives.A)))
-    following.learn(FULL_ONLY)
+    following.rules.changed(DEVICE, open_to(of_a_claim(lives.A)))
+    following.rules.learn(FULL_ONLY)
     assert (run(owner, OPENS), run(foreign, OPENS)) == ("opened", "refused")
 
 
 def test_only_a_group_without_the_service_has_devices(asking: Asking, group: Path, service: Path) -> None:
     job = made_group(group / "job")
-    asking.guard.demand_tenant(identity(job))
+    asking.guard.places.demand_tenant(identity(job))
     for place in (service, group, fence.root()):
         with pytest.raises(InvalidRequest, match="holds the scrub service"):
-            asking.guard.demand_tenant(identity(place))
+            asking.guard.places.demand_tenant(identity(place))
     gone = identity(job)
     job.rmdir()
     with pytest.raises(InvalidRequest, match="is gone"):
-        asking.guard.demand_tenant(gone)
+        asking.guard.places.demand_tenant(gone)
 
 
 OPENS_AGAIN = """
@@ -403,7 +403,7 @@ def opener(place: Path) -> Iterator[tuple[int, Callable[[], None]]]:
 def test_a_bystander_does_not_count(asking: Asking, foreign: Path, *, is_exempt: bool) -> None:
     asking.exempt = {foreign} if is_exempt else set()
     asking.keep(lives.CLEAN)
-    asking.guard.renew()
+    asking.guard.rules.renew()
     with opener(foreign) as (pid, opens):
         asking.bystanders = {Path(f"/proc/{pid}/comm").read_text().strip()}
         for _ in range(2):
@@ -437,12 +437,12 @@ def test_a_bystander_may_open_a_device_at_its_start(asking: Asking, foreign: Pat
 
 def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
-    asking.guard.proven(DEVICE, "proof-1", asking.uses())
+    asking.guard.count.proven(DEVICE, "proof-1", asking.uses())
     fence.take_down(group)
     run(foreign, OPENS)
     assert (said := asking.said()).uses == 1
     assert said.missed == "somebody had taken the fence out of the kernel", "nobody is blamed for a use"
-    assert asking.guard.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
+    assert asking.guard.count.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
     assert run(foreign, OPENS) == "opened"
     assert (said := asking.said()).uses > 1, "it stands again"
     assert said.missed == ""
@@ -456,7 +456,7 @@ def test_a_fence_that_somebody_keeps_detached_stands_again(asking: Asking, group
     [attached] = bpf.attached(opened, fence.NAME)
     with bpf.by_id(attached.id):
         fence.take_down(group)
-        asking.guard.renew()
+        asking.guard.rules.renew()
         assert run(foreign, OPENS) == "refused"
         assert asking.uses() == before + 1
     os.close(opened)
@@ -467,9 +467,9 @@ def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign:
     asking.keep(lives.CLEAN)
     run(foreign, OPENS)
     before = asking.uses()
-    asking.guard.learn({DEVICE: frozenset()})
-    assert asking.guard.read(DEVICE) is None
-    asking.guard.learn(FULL_ONLY)
+    asking.guard.rules.learn({DEVICE: frozenset()})
+    assert asking.guard.count.read(DEVICE) is None
+    asking.guard.rules.learn(FULL_ONLY)
     again = asking.uses()
     assert again > before
     run(foreign, OPENS)
@@ -480,19 +480,19 @@ def test_a_device_with_another_number_may_have_been_used(asking: Asking, foreign
     asking.keep(lives.CLEAN)
     run(foreign, OPENS)
     before = asking.said()
-    asking.guard.proven(DEVICE, "proof-1", before.uses)
-    asking.guard.learn({DEVICE: frozenset({ZERO})})
+    asking.guard.count.proven(DEVICE, "proof-1", before.uses)
+    asking.guard.rules.learn({DEVICE: frozenset({ZERO})})
     now = asking.said()
     assert compared(before, now) == (now, Use())
-    assert asking.guard.at_proof(DEVICE, "proof-1") is None
+    assert asking.guard.count.at_proof(DEVICE, "proof-1") is None
     run(foreign, OPENS.replace("full", "zero"))
     assert asking.uses() > now.uses
 
 
 def test_a_number_of_two_devices_guards_neither(asking: Asking) -> None:
     asking.keep(lives.CLEAN)
-    asking.guard.learn({DEVICE: frozenset({FULL}), "GPU-2": frozenset({FULL})})
-    assert asking.guard.read(DEVICE) is None
+    asking.guard.rules.learn({DEVICE: frozenset({FULL}), "GPU-2": frozenset({FULL})})
+    assert asking.guard.count.read(DEVICE) is None
 
 
 def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,10 +505,10 @@ def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypat
     with monkeypatch.context() as broken:
         broken.setattr(Fence, "set", full)
         asking.keep(lives.IN_USE)
-        assert isinstance(asking.guard.read(DEVICE), Missed)
-        assert "does not take the rule" in asking.guard.lacks(DEVICE)
+        assert isinstance(asking.guard.count.read(DEVICE), Missed)
+        assert "does not take the rule" in asking.guard.rules.lacks(DEVICE)
     assert asking.uses() == 1
-    assert asking.guard.lacks(DEVICE) == ""
+    assert asking.guard.rules.lacks(DEVICE) == ""
 
 
 def test_a_later_process_with_the_pid_is_not_ignored(asking: Asking, foreign: Path) -> None:
@@ -526,14 +526,14 @@ def test_a_later_service_learns_of_uses_before_its_start(
     """The kernel counts on. Bystanders of before stay ignored."""
     first = Asking(Fence(group), service, owner)
     first.keep(lives.CLEAN)
-    first.guard.proven(DEVICE, "proof-1", first.uses())
+    first.guard.count.proven(DEVICE, "proof-1", first.uses())
     first.guard.close()
     for proof, asked, uses in (("proof-1", False, 0), ("proof-2", False, None), ("proof-1", True, 0)):
         if asked:
             run(foreign, OPENS)
         later = Asking(Fence(group), service, owner)
         later.keep(lives.CLEAN)
-        then = later.guard.at_proof(DEVICE, proof)
+        then = later.guard.count.at_proof(DEVICE, proof)
         assert (then.uses if then is not None else None) == uses
         assert (later.uses() > 0) is asked
         later.guard.close()
@@ -543,11 +543,11 @@ def test_a_proof_of_an_earlier_run_holds_for_its_numbers(group: Path, service: P
     """Nobody has counted those that came meanwhile, as when another module of the driver is loaded."""
     first = Asking(Fence(group), service, owner)
     first.keep(lives.CLEAN)
-    first.guard.proven(DEVICE, "proof-1", first.uses())
+    first.guard.count.proven(DEVICE, "proof-1", first.uses())
     first.guard.close()
     later = Asking(Fence(group), service, owner)
-    later.guard.learn({DEVICE: frozenset({FULL, ZERO})})
-    assert later.guard.at_proof(DEVICE, "proof-1") is None
+    later.guard.rules.learn({DEVICE: frozenset({FULL, ZERO})})
+    assert later.guard.count.at_proof(DEVICE, "proof-1") is None
     later.guard.close()
 
 
@@ -555,8 +555,8 @@ def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) 
     asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN, {})
     run(foreign, OPENS)
-    assert asking.guard.read(DEVICE) is None
-    assert "no device file" in asking.guard.lacks(DEVICE)
+    assert asking.guard.count.read(DEVICE) is None
+    assert "no device file" in asking.guard.rules.lacks(DEVICE)
 
 
 @pytest.mark.parametrize("gap", ["no gap", "taken down", "another rule", "lease over"])
@@ -565,8 +565,8 @@ def test_since_when_a_fence_stands_ends_with_a_gap(
 ) -> None:
     refused(asking)
     asking.keep(lives.CLEAN)
-    asking.guard.renew()
-    since = asking.guard.stands_since
+    asking.guard.rules.renew()
+    since = asking.guard.rules.stands_since
     if gap == "taken down":
         fence.take_down(group)
     elif gap == "another rule":
@@ -576,9 +576,9 @@ def test_since_when_a_fence_stands_ends_with_a_gap(
     elif gap == "lease over":
         later = time.clock_gettime(time.CLOCK_BOOTTIME) + asking.terms.lease + 1
         monkeypatch.setattr(time, "clock_gettime", lambda _clock: later)
-    asking.guard.read(DEVICE)
-    asking.guard.renew()
-    assert (asking.guard.stands_since > since) is (gap != "no gap")
+    asking.guard.count.read(DEVICE)
+    asking.guard.rules.renew()
+    assert (asking.guard.rules.stands_since > since) is (gap != "no gap")
 
 
 def refused(asking: Asking) -> Terms:
@@ -601,10 +601,10 @@ def test_who_was_refused_is_known_after_a_stop(asking: Asking, foreign: Path) ->
     """A later service cannot read the attempt again."""
     refused(asking)
     asking.keep(lives.CLEAN)
-    asking.guard._looks_again = time.monotonic() + 2 * WITHIN
+    asking.guard._reader.looks_again = time.monotonic() + 2 * WITHIN
     assert run(foreign, OPENS) == "refused"
     ends = time.monotonic() + WITHIN
-    while not asking.guard._refused:
+    while not asking.guard._reader._refused:
         assert time.monotonic() < ends
         time.sleep(0.001)
     asking.guard.close()
@@ -614,7 +614,7 @@ def test_who_was_refused_is_known_after_a_stop(asking: Asking, foreign: Path) ->
 def test_an_attempt_in_a_tenancy_is_counted_apart(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.IN_USE)
-    with asking.guard._judging:  # it is read after the end of the tenancy
+    with asking.guard._reader.judging:  # it is read after the end of the tenancy
         assert run(foreign, OPENS) == "refused"
         asking.keep(lives.DIRTY)
     asking.until_looked_up()
@@ -628,7 +628,7 @@ def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: 
     assert run(foreign, OPENS) == "refused", "from the moment at which the devices are known"
     standing.refuse_for(-1)
     assert run(foreign, OPENS) == "opened"
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert run(foreign, OPENS) == "refused"
     stands = fence.inspect(group)
     assert stands is not None
@@ -638,7 +638,7 @@ def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: 
 def test_watching_gives_no_lease(asking: Asking, group: Path, standing: Fence) -> None:
     standing.refuse_for(-1)
     asking.keep(lives.CLEAN)
-    asking.guard.renew()
+    asking.guard.rules.renew()
     stands = fence.inspect(group)
     assert stands is not None
     assert stands.lease == 0
@@ -655,23 +655,23 @@ def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, for
         (Terms(fenced=False), "opened", None, False),
     ):
         asking.terms = terms
-        asking.guard.renew()
+        asking.guard.rules.renew()
         assert run(foreign, OPENS) == said
-        assert (asking.guard.kept_off(DEVICE), asking.guard.keeps_out(DEVICE)) == (kept_off, closed)
-    assert asking.guard.read(DEVICE) is None
+        assert (asking.guard.rules.kept_off(DEVICE), asking.guard.rules.keeps_out(DEVICE)) == (kept_off, closed)
+    assert asking.guard.count.read(DEVICE) is None
 
 
 def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     asking.keep(lives.CLEAN)
     asking.terms = Terms(refuse=True, lease=60.0)
-    asking.guard.renew()
+    asking.guard.rules.renew()
     renewed = time.clock_gettime(time.CLOCK_BOOTTIME)
     for after, refuses in ((59.0, True), (61.0, False)):
         with monkeypatch.context() as later:
             later.setattr(time, "clock_gettime", lambda _clock, now=renewed + after: now)
-            assert asking.guard.keeps_out(DEVICE) is refuses
+            assert asking.guard.rules.keeps_out(DEVICE) is refuses
             lacks = "" if refuses else "the service has not renewed the lease of the fence"
-            assert (asking.guard.lacks(DEVICE), asking.guard.lease_left > 0) == (lacks, refuses)
+            assert (asking.guard.rules.lacks(DEVICE), asking.guard.rules.lease_left > 0) == (lacks, refuses)
 
 
 def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: Path, owner: Path) -> None:
@@ -681,9 +681,9 @@ def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: P
         one.terms = Terms(fenced=fenced)
         one.keep(lives.CLEAN)
         if used is not None:
-            then = one.guard.at_proof(DEVICE, "proof-1")
+            then = one.guard.count.at_proof(DEVICE, "proof-1")
             assert (one.uses() > (then.uses if then is not None else 0)) is used
-            one.guard.proven(DEVICE, "proof-1", one.uses())
+            one.guard.count.proven(DEVICE, "proof-1", one.uses())
         one.guard.close()
 
 
@@ -692,7 +692,7 @@ def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) ->
     refused(asking)
     asking.exempt = {foreign}
     asking.keep(lives.CLEAN)
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert run(made_group(foreign / "below"), OPENS) == "opened"
     assert asking.uses() > 0
     (live,) = asking.guard.openers.of(DEVICE)
@@ -705,32 +705,32 @@ def test_a_unit_that_asked_before_it_was_exempt_is_exempt(asking: Asking, foreig
     run(foreign, OPENS)
     asking.uses()
     (live,) = asking.guard.openers.of(DEVICE)
-    assert not asking.guard.exempts(DEVICE, "", live.opener.place)
+    assert not asking.guard.places.exempts(DEVICE, "", live.opener.place)
     asking.exempt = {foreign}
-    asking.guard.renew()
-    assert asking.guard.exempts(DEVICE, "", live.opener.place)
-    assert not asking.guard.exempts(DEVICE, "", "/another.service")
-    assert asking.guard.exempts(DEVICE, "", f"{live.opener.place}/below"), "as the kernel has it"
-    assert not asking.guard.exempts(DEVICE, "", f"{live.opener.place}-2")
+    asking.guard.rules.renew()
+    assert asking.guard.places.exempts(DEVICE, "", live.opener.place)
+    assert not asking.guard.places.exempts(DEVICE, "", "/another.service")
+    assert asking.guard.places.exempts(DEVICE, "", f"{live.opener.place}/below"), "as the kernel has it"
+    assert not asking.guard.places.exempts(DEVICE, "", f"{live.opener.place}-2")
     asking.exempt = set()
-    asking.guard.renew()
-    assert not asking.guard.exempts(DEVICE, "", live.opener.place, before=True)
+    asking.guard.rules.renew()
+    assert not asking.guard.places.exempts(DEVICE, "", live.opener.place, before=True)
 
 
 def test_a_unit_that_has_ended_is_exempt_by_its_name(asking: Asking) -> None:
     asking.named = {"/system.slice/check.service"}
     for before in (True, False):
-        assert asking.guard.exempts(DEVICE, "", "/system.slice/check.service", before=before) is before
-    assert not asking.guard.exempts(DEVICE, "", "/system.slice/other.service", before=True)
+        assert asking.guard.places.exempts(DEVICE, "", "/system.slice/check.service", before=before) is before
+    assert not asking.guard.places.exempts(DEVICE, "", "/system.slice/other.service", before=True)
 
 
 def test_a_container_is_exempt_by_the_group_above_it(asking: Asking, foreign: Path) -> None:
     asking.groups["container:ab"] = frozenset({identity(made_group(foreign / "container"))})
     for exempt in (True, False):
         asking.exempt = {foreign} if exempt else set()
-        asking.guard.renew()
-        assert asking.guard.exempts(DEVICE, "", "container:ab", before=True) is exempt
-    assert not asking.guard.exempts(DEVICE, "", "", before=True)
+        asking.guard.rules.renew()
+        assert asking.guard.places.exempts(DEVICE, "", "container:ab", before=True) is exempt
+    assert not asking.guard.places.exempts(DEVICE, "", "", before=True)
 
 
 def test_a_group_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:
@@ -767,7 +767,7 @@ def test_a_job_below_an_exempt_group_does_not_count(asking: Asking, group: Path)
     asking.exempt = {exempt}
     job = made_group(exempt / "job")
     asking.keep(of_a_job(job))
-    asking.guard.renew()
+    asking.guard.rules.renew()
     run(job, OPENS)
     assert asking.uses() == 0
 
@@ -797,7 +797,7 @@ def test_an_earlier_owner_that_runs_may_have_the_device(asking: Asking, group: P
             asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN)
     assert asking.uses() == uses
-    asking.guard.renew()
+    asking.guard.rules.renew()
     assert asking.uses() == uses
 
 
@@ -856,7 +856,7 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
     asked = 0
     with flood(foreign):
         while asked < 20_000:
-            assert asking.guard.read(DEVICE) == Counted(UseCounter.FENCE, 0)
+            assert asking.guard.count.read(DEVICE) == Counted(UseCounter.FENCE, 0)
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
@@ -899,7 +899,7 @@ def test_a_use_counter_waits_for_no_look_up(asking: Asking, foreign: Path, refus
     asking.found = hangs
     run(foreign, OPENS)
     looking.wait()
-    said = asking.guard.read(DEVICE)
+    said = asking.guard.count.read(DEVICE)
     asking.keep(lives.GRANTED)  # nor does a row of the ledger
     goes_on.set()
     assert isinstance(said, Counted if refuses else Missed)
@@ -914,7 +914,7 @@ def test_a_rule_that_somebody_removed_is_missed(asking: Asking, group: Path, for
     another.forget([FULL])
     another.close()
     assert run(foreign, OPENS) == "opened"
-    assert isinstance(asking.guard.read(DEVICE), Missed)
+    assert isinstance(asking.guard.count.read(DEVICE), Missed)
     assert asking.uses() > before
     assert run(foreign, OPENS) == "refused"
 
@@ -924,12 +924,12 @@ def test_a_proof_ends_when_the_device_is_opened(asking: Asking, record: Record) 
     """Else it would revive with an old copy of the ledger: the owner's own uses are not counted."""
     asking.terms = Terms(pods_have_groups=False)
     asking.keep(lives.CLEAN)
-    asking.guard.proven(DEVICE, "proof-1", asking.uses())
+    asking.guard.count.proven(DEVICE, "proof-1", asking.uses())
     asking.keep(lives.GRANTED)
-    assert asking.guard.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
+    assert asking.guard.count.at_proof(DEVICE, "proof-1") == Counted(UseCounter.FENCE, 0)
     asking.keep(record)
     asking.keep(lives.CLEAN)
-    assert asking.guard.at_proof(DEVICE, "proof-1") is None
+    assert asking.guard.count.at_proof(DEVICE, "proof-1") is None
 
 
 def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: Path) -> None:
@@ -963,7 +963,7 @@ def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monke
     asking.keep(lives.CLEAN)
     before = asking.reading().counter
     assert asking.reading().counter == before
-    monkeypatch.setattr(asking.guard, "_boot_id", "another")
+    monkeypatch.setattr(asking.guard.count, "_boot_id", "another")
     assert asking.reading().counter != before
 
 

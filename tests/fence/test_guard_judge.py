@@ -289,6 +289,6 @@ def test_a_fault_ends_no_reading_of_attempts(tmp_path: Path) -> None:
     node.opens(7, DEVICES[0])
     while not node.guard.openers.of(DEVICES[0]):
         """It reads again."""
-    said = node.guard.read(DEVICES[0])
+    said = node.guard.count.read(DEVICES[0])
     assert (said, node.guard.openers.of(DEVICES[0])[0].ignored) == (Counted(UseCounter.FENCE, 1), True)
     node.close()

@@ -150,7 +150,8 @@ FENCE, IN_FENCE, IN_GUARD = (
     "tests/fence/test_guard.py",
 )
 PROGRAM = "scrubber/fence/kernel/program.py"
-GUARD, IGNORED = "scrubber/fence/guard.py", "scrubber/fence/ignored.py"
+RULES, IGNORED = "scrubber/fence/rules.py", "scrubber/fence/ignored.py"
+COUNT, PROOFS = "scrubber/fence/count.py", "scrubber/fence/proofs.py"
 OWNERS = "scrubber/fence/owner_groups.py"
 IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
@@ -199,22 +200,19 @@ PLANTED = [
     Mutant(FENCE, "if keeper[0] and runs(*keeper):", "if False:", tests=IN_FENCE),
     Mutant(PROGRAM, "shift_left(R7, OF_ALL.bit_length() - 1)", "shift_left(R7, 9)", tests=IN_FENCE),
     Mutant(PROGRAM, "jump_if_not(R8, SERVICE, below)", "jump(below)", tests=IN_FENCE),
-    Mutant(GUARD, "self._forget_proofs([uuid])", "pass", tests=IN_GUARD),
-    Mutant(GUARD, "if all(map(self._fence.still_rules, self._numbers[uuid])):", "if True:", tests=IN_GUARD),
+    Mutant(RULES, "proofs.forget(self._fence, numbers)", "pass", tests=IN_GUARD),
+    Mutant(RULES, "if not self._fence.still_rules(self.numbers[uuid]):", "if False:", tests=IN_GUARD),
     Mutant(IGNORED, "if self._service in groups and self._sources", "if self._sources", tests=IN_GUARD),
     Mutant(IGNORED, "if judged is not None and attempt.uptime < judged.until:", "if False:", tests=IN_GUARD),
     Mutant(IGNORED, "holder.started > attempt.uptime:", "False:", tests=IN_GUARD),
     Mutant("scrubber/fence/live_openers.py", "if phase.since <= at", "", tests="tests/fence/test_live_openers.py"),
-    Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
-    Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
-    Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
-    Mutant(OWNERS, "if not frozenset[int]().union(*found).isdisjoint", "if bool", tests=IN_GUARD),
-    Mutant(OWNERS, "or place.container in self._awaited.get(uuid, ()):", "or False:", tests=IN_GUARD),
-    Mutant(OWNERS, "if place.container is None and attempt.group not in place.groups:", "if False:", tests=IN_GUARD),
-    Mutant(OWNERS, "unknown = own.unknown + max(asked - own.judged, 0)", "unknown = own.unknown", tests=IN_GUARD),
-    Mutant(GUARD, "closed and self.lease_left > 0.0", "closed", tests=IN_GUARD),
-    Mutant(GUARD, " and not rule.to_all", "", tests=IN_FENCED),
-    Mutant(CONTEXT, "guard is not None and guard.keeps_out(device)", "True", tests=IN_FENCED),
+    Mutant(RULES, "self._fence.miss(number)", "pass", tests=IN_GUARD),
+    Mutant(PROOFS, "kept.proof == named(proof, numbers)", "kept.proof", tests=IN_GUARD),
+    Mutant(COUNT, "if reader.is_at(end):", "if True:", tests="tests/fence/test_guard_judge.py"),
+    Mutant(OWNERS, "if owners or not self._awaited.get(uuid)", "if owners or True", tests=IN_GUARD),
+    Mutant(RULES, "closed and self.lease_left > 0.0", "closed", tests=IN_GUARD),
+    Mutant(RULES, " and not rule.to_all", "", tests=IN_FENCED),
+    Mutant(CONTEXT, "guard is not None and guard.rules.keeps_out(device)", "True", tests=IN_FENCED),
     Mutant("scrubber/cuda/clearing.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
     Mutant("scrubber/cuda/clearing.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
     Mutant(VERDICT, "done.scratch.units_left if", "() if", tests=IN_VERDICT),

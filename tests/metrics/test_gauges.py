@@ -162,12 +162,12 @@ async def test_a_fence_that_does_not_stand_is_shown_with_why(node):
 
 def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ...] = (), to_all: str = "") -> None:
     """A fence holds pods off all devices, but for these."""
-    nothing = {"below": "", "pods_share_groups": False}
-    guard = SimpleNamespace(**nothing, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
-    guard.lacks = lambda uuid: "no device file" if uuid in but else ""
-    guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
-    guard.exempts = lambda *_: False
-    guard.openers, guard.lease_left, guard.stands_since = LiveOpeners(lambda: 0.0), 599.0, 1.0
+    rules = SimpleNamespace(pods_share_groups=False, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
+    rules.lacks = lambda uuid: "no device file" if uuid in but else ""
+    rules.opens_to_all, rules.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
+    rules.lease_left, rules.stands_since = 599.0, 1.0
+    places = SimpleNamespace(exempts=lambda *_: False)
+    guard = SimpleNamespace(below="", openers=LiveOpeners(lambda: 0.0), rules=rules, places=places)
     monkeypatch.setattr(node.built.service.context.observer.driver, "guard", guard)
 
 

@@ -69,7 +69,7 @@ class Fenced:
     def stored(self, proof: str) -> int | None:
         """After how many uses the kernel keeps this proof for a later run."""
         assert self.observer.driver.guard is not None
-        then = self.observer.driver.guard.at_proof(self._uuid, proof)
+        then = self.observer.driver.guard.count.at_proof(self._uuid, proof)
         return then.uses if then is not None else None
 
     async def searched(self, record: Record) -> bool:
@@ -108,7 +108,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
     since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders, counts_all=True)
     made.observer = Observer(driver, search, tmp_path, since, lives.no_reset)
-    guard.learn({bank.first: frozenset({FULL})})
+    guard.rules.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
     yield made
     guard.close()
@@ -241,7 +241,7 @@ async def test_an_opener_is_counted_in_the_tenancy_of_the_record(fenced: Fenced,
     run(foreign, OPENS)
     guard, uuid = fenced.observer.driver.guard, fenced.of(lives.GRANTED).device.uuid
     assert guard is not None
-    guard.read(uuid)
+    guard.count.read(uuid)
     assert [period for period, _ in guard.openers.take(uuid)] == [open_attempts.period(lives.GRANTED)]
 
 
@@ -361,7 +361,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     assert receipt is not None
     receipt = replace(receipt, witness=UseCounter.FENCE.value, finished=clock.now())
     fenced.becomes(replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt)))
-    assert (fenced.guard.at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
+    assert (fenced.guard.count.at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
 
 
 @pytest.mark.parametrize(

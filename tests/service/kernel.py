@@ -158,11 +158,6 @@ class Kernel:
         kept = self.kept(number)
         self.keep(number, replace(kept, gaps=kept.gaps + 1))
 
-    def uses(self, number: DeviceNumber) -> int:
-        """How often others have used a device."""
-        counts, kept = self.counts(number), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.ignored
-
     def counts(self, number: DeviceNumber) -> Counts:
         """What was counted of a device."""
         self._answer()

@@ -69,9 +69,9 @@ OPEN = {  # each leaves the fence open, or lets it forget
         _KEPT_OFF,
     ),
     "a restart does not ask what it has counted": Planted(
-        "scrubber/fence/guard.py",
-        "return kept.uses if kept.proof",
-        "return self._counted(uuid) if kept.proof",
+        "scrubber/fence/count.py",
+        "uses = proofs.uses(self._fence, numbers, proof)",
+        "uses = sum(it.passed for it in [self._read(uuid)])",
         "by a proof from before",
         WATCHES,
     ),

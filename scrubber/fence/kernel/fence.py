@@ -248,11 +248,6 @@ class Fence:
         value = self._counters.get(_key(number))
         return None if value is None else _counts(value)
 
-    def uses(self, number: DeviceNumber) -> int:
-        """How often others have used a device, as far as it is known by now: not who was refused or is ignored."""
-        counts, kept = self.counts(number) or Counts(0, 0), self.kept(number)
-        return counts.asked - counts.refused + kept.gaps - kept.ignored
-
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""
         value = self._kept.get(_key(number))

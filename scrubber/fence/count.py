@@ -1,0 +1,119 @@
+"""Counts how often others have used each device.
+
+An attempt is not a use if it was refused or is ignored. All others count, and so does each gap. A reading is taken when
+all attempts that the kernel has told are judged. So what it counts only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ground import boot, log
+from policies.policy_model import FenceMode
+from scrubber.core.guarded import FenceReading
+from scrubber.core.model import DeviceNumber
+from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
+from scrubber.fence import proofs
+from scrubber.fence.attempt_reader import AttemptReader
+from scrubber.fence.ignored import Sources
+from scrubber.fence.kernel.fence import Counts, Fence
+from scrubber.fence.rules import Rules
+from scrubber.node import clock
+
+logger = log.get("fence")
+
+_TRIES = 8  # readings of the counts, while attempts come
+_PATIENCE = 0.5  # seconds in which the attempts are to be judged
+_TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
+
+
+class Count:
+    """That of each device."""
+
+    def __init__(self, fence: Fence, sources: Sources, rules: Rules, reader: AttemptReader) -> None:
+        self._fence = fence
+        self._sources = sources
+        self._rules = rules
+        self._reader = reader
+        self._boot_id = boot.boot_id()
+        self._judged: dict[str, int] = {}  # by counter: how many it had let through when all of them were judged
+
+    def read(self, uuid: str) -> UseReading | None:
+        """What the kernel does with a device for others, and has counted of them; None if it is not guarded."""
+        rules, reader = self._rules, self._reader
+        with rules.turn:
+            reading = self._read(uuid)
+            if not isinstance(reading, FenceReading) or self._judged.get(reading.counter) == reading.passed:
+                return self._said(uuid, reading)
+        if not reader.judging.acquire(timeout=_PATIENCE):
+            return Missed(_TOO_MANY)
+        try:
+            for _ in range(_TRIES):
+                end = reader.judge()
+                with rules.turn:
+                    reading = self._read(uuid)
+                    if reader.is_at(end):
+                        return self._said(uuid, reading)
+            return Missed(_TOO_MANY)
+        finally:
+            reader.judging.release()
+
+    def _said(self, uuid: str, reading: FenceReading | Missed | None) -> UseReading | None:
+        if not isinstance(reading, FenceReading):
+            return reading
+        self._judged[reading.counter] = reading.passed
+        return Counted(UseCounter.FENCE, reading.uses, self._rules.missed.pop(uuid, ""), reading)
+
+    def _read(self, uuid: str) -> FenceReading | Missed | None:
+        numbers, terms, at = self._rules.numbers.get(uuid), self._sources.terms(uuid), clock.now()
+        if not numbers or self._rules.ended:
+            return None
+        try:
+            if why := self._rules.fault(uuid):
+                return Missed(why)
+            counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
+            kept = [self._fence.kept(number) for number in numbers]
+        except OSError as error:
+            return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
+        return FenceReading(
+            at, terms.kept_off.mode if terms.pods_have_groups else FenceMode.OFF,
+            "" if terms.pods_have_groups else "pods have no control groups of their own on this node",
+            self._counter(numbers),
+            passed=sum(it.asked - it.refused for it in counts),
+            ignored=sum(it.ignored for it in kept),
+            refused=sum(it.refused for it in counts),
+            gaps=sum(it.gaps for it in kept),
+            exempt=terms.exempt_digest,
+            below=self._sources.below,
+        )  # fmt: skip
+
+    def _counter(self, numbers: Collection[DeviceNumber]) -> str:
+        """Names what counts the uses of these numbers: the maps of the fence, in this boot."""
+        return f"{proofs.named(f'{self._boot_id} {self._fence.counter}', numbers):016x}"
+
+    def proven(self, uuid: str, proof: str, uses: int) -> None:
+        """The device was proven clean, and nobody has used it since this many uses. A later run can ask for that."""
+        with self._rules.turn:
+            numbers = self._rules.numbers.get(uuid)
+            if not numbers or self._rules.ended:
+                return
+            try:
+                proofs.keep(self._fence, numbers, proof, uses)
+            except OSError as error:  # then a later run makes a proof of its own
+                logger.warning("a proof is not kept in the kernel", device=uuid, error=str(error))
+
+    def at_proof(self, uuid: str, proof: str) -> Counted | None:
+        """The uses at this proof. None: they were not told, or before a reboot."""
+        with self._rules.turn:
+            numbers = self._rules.numbers.get(uuid)
+            if not numbers:
+                return None
+            try:
+                uses = proofs.uses(self._fence, numbers, proof)
+            except OSError:
+                return None
+            if uses is None:
+                return None
+            return Counted(
+                UseCounter.FENCE, uses, fence=FenceReading(clock.now(), counter=self._counter(numbers), passed=uses)
+            )
