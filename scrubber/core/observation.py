@@ -46,6 +46,7 @@ class Listed(Enum):
 
     NOTHING = "the driver was not asked, does not answer, or names a process that was not found"
     UNSURE = "no holder is on the list, and the driver does not say whether memory is in use"
+    IGNORED = "only bystanders are on the list"
     NO_HOLDER = "no holder is on the list, and no memory is in use but that of a scrub"
     HOLDER = "a holder is on the list"
 
@@ -71,7 +72,7 @@ class Known:
     record: Record
     listed: Listed
     fence: FenceTells
-    owner_alive: bool | None  # False also where only a search can tell; None: no container is known to own the device
+    owner_alive: bool | None  # None: only a search can tell, or no container is known to own the device
     searched_ago: float = math.inf  # seconds since the end of the last search
     free_ago: float = math.inf  # seconds since a look found it free; the record and the count are still the same
 
@@ -79,6 +80,21 @@ class Known:
     def no_holder(self) -> bool:
         """Whether the list names no holder, and explains all memory in use."""
         return self.listed is Listed.NO_HOLDER
+
+    @property
+    def no_user(self) -> bool:
+        """The same, but bystanders may use it."""
+        return self.no_holder or self.listed is Listed.IGNORED
+
+    @property
+    def owner_told(self) -> bool:
+        """Whether it is known if the owner lives, as far as there is one."""
+        return self.owner_alive is not None or self.record.tenancy.container is None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the fence proves that a search would find nobody, and lets nobody in."""
+        return self.no_other_user and self.fence.open_to is OpenTo.SERVICE
 
     @property
     def no_other_user(self) -> bool:
@@ -134,7 +150,7 @@ def _always(_known: Known) -> bool:
 _ANY = frozenset(State)
 _TAKEN = {State.GRANTED, State.IN_USE}
 _AT_REST = {State.CLEAN, State.GRANTED, State.QUARANTINED}
-_BY_LIST = {Purpose.ROUND, Purpose.RESERVE, Purpose.GRANT}
+BY_LIST = {Purpose.ROUND, Purpose.RESERVE, Purpose.GRANT}
 _TO_GIVE = {Purpose.RESERVE, Purpose.GRANT}
 
 # The first row that holds says which look is enough. Where none holds, everything is searched.
@@ -148,22 +164,21 @@ TABLE = (
         "nobody had it a moment ago, and nobody has opened it since",
     ),
     LookRow(
-        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder, Look.LIST,
+        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder and known.owner_told, Look.LIST,
         "nobody had it when the scrub began, and whoever has come since and uses the memory is on the list",
     ),
     LookRow(
-        {Purpose.START, Purpose.CHANGE}, _ANY,
-        lambda known: known.no_holder and known.no_other_user and known.fence.open_to is OpenTo.SERVICE,
-        Look.FENCE,
+        {Purpose.START, Purpose.CHANGE, *BY_LIST}, _ANY,
+        lambda known: known.no_holder and known.closed and known.owner_told, Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
     LookRow(
-        {Purpose.CHANGE}, {State.IN_USE},
+        {Purpose.CHANGE, *BY_LIST}, {State.IN_USE},
         lambda known: known.no_holder and known.no_other_user and known.owner_alive is False and not known.kept,
         Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
     LookRow(
-        _BY_LIST, _ANY, lambda known: known.owner_alive is False, Look.SEARCH,
+        BY_LIST, _ANY, lambda known: known.owner_alive is False or not known.owner_told, Look.SEARCH,
         "an owner that has ended may have sent the open device to another process",
     ),
     LookRow(
@@ -179,36 +194,36 @@ TABLE = (
         "whoever is let in is not counted, and may have it open without using memory",
     ),
     LookRow(
-        _BY_LIST, {State.SCRUBBING}, lambda known: known.listed is not Listed.NOTHING, Look.LIST,
+        BY_LIST, {State.SCRUBBING}, lambda known: known.listed is not Listed.NOTHING, Look.LIST,
         "its job looks for itself",
     ),
     LookRow(
-        _BY_LIST, {State.IN_USE}, lambda known: known.opened and known.searched_ago >= A_WHILE, Look.SEARCH,
+        BY_LIST, {State.IN_USE}, lambda known: known.opened and known.searched_ago >= A_WHILE, Look.SEARCH,
         "somebody may have it beside its owner. Whoever opens it again and again must not cause a search each time",
     ),
     LookRow(
-        _BY_LIST, _AT_REST, lambda known: known.opened and not known.stuck, Look.SEARCH,
+        BY_LIST, _AT_REST, lambda known: known.opened and not known.stuck, Look.SEARCH,
         "somebody has opened it, and may have it still",
     ),
     LookRow(
-        _BY_LIST, _ANY, lambda known: known.listed is Listed.HOLDER, Look.LIST,
+        BY_LIST, _ANY, lambda known: known.listed is Listed.HOLDER, Look.LIST,
         "a device with a holder is not handed out, and a scrub begins with another look",
     ),
     LookRow(
-        _BY_LIST, {State.IN_USE},
+        BY_LIST, {State.IN_USE},
         lambda known: known.listed is not Listed.NOTHING and known.idle_owner and known.searched_ago < LATELY,
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
     LookRow(
-        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.no_other_user, Look.FENCE,
+        BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_user and known.no_other_user, Look.FENCE,
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
     LookRow(
-        _BY_LIST, {State.GRANTED}, lambda known: known.no_holder and known.kept and known.searched_ago < LATELY,
+        BY_LIST, {State.GRANTED}, lambda known: known.no_user and known.kept and known.searched_ago < LATELY,
         Look.LIST, "whoever has acquired it may have it open, and uses no memory so far",
     ),
     LookRow(
-        _BY_LIST, _AT_REST, lambda known: known.no_holder and not known.stuck and not known.kept, Look.LIST,
+        BY_LIST, _AT_REST, lambda known: known.no_user and not known.stuck and not known.kept, Look.LIST,
         "whoever comes before its next use is found by the look before that use",
     ),
 )  # fmt: skip
@@ -221,8 +236,3 @@ def enough(purpose: Purpose, known: Known) -> Look:
         if purpose in row.purposes and state in row.states and row.holds(known):
             return row.look
     return Look.SEARCH
-
-
-def beyond_list(record: Record) -> Purpose:
-    """The purpose of the second look, if the list is not enough for a round or a grant: both may lead to a change."""
-    return Purpose.STEP if record.state is State.SCRUBBING else Purpose.CHANGE

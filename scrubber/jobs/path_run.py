@@ -28,6 +28,7 @@ from policies.policy_model import Eviction, Policy
 from scrubber.core import leftover, plans, reset_domains, step_results, verdict
 from scrubber.core.answers import Veto
 from scrubber.core.model import Blame, Facts, Moment, Outcome, ScrubPath, State, Step, StepResult, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.job_context import JobContext, StartingWorker, own_worker
@@ -277,7 +278,7 @@ class Vetoes:
 
     async def last_look(self) -> tuple[Facts, Veto | None]:
         """Look at the device once more after the last step: why it is not clean, although all steps have passed."""
-        facts = await self.context.observer.for_change(self.context.ledger.records[self.device])
+        facts = await self.context.observer.look(self.context.ledger.records[self.device], Purpose.CHANGE)
         return facts, self._veto(Step.HEALTH, facts)
 
     async def during(self, step: Step) -> Veto:
@@ -313,9 +314,9 @@ class Vetoes:
         """Look who has the device. After a look that found no holder, the next one may rest on it."""
         record, observer = self.context.ledger.records[self.device], self.context.observer
         if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
-            facts = await observer.before_reset(record, self.siblings())
+            facts = await observer.look(record, Purpose.RESET, siblings=self.siblings())
         else:
-            facts = await (observer.for_step if self._free else observer.for_change)(record)
+            facts = await observer.look(record, Purpose.STEP if self._free else Purpose.CHANGE)
         self._free = facts.holders == ()
         return facts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation, Vitals
 from scrubber.core.use_counter import UseReading
@@ -28,16 +28,6 @@ from scrubber.devices.blocking_calls import Caller
 from scrubber.fence.guard import Guard
 
 T = TypeVar("T")
-
-
-class DriverList(NamedTuple):
-    """What the driver said about a device in a round."""
-
-    at: float  # the uptime before it was asked
-    reading: UseReading  # the use counter before that
-    incarnation: Incarnation
-    held: bool | None  # whether it knows a holder
-    pids: frozenset[int] | None  # those on its list; None: it knows none
 
 
 class DriverCalls:
@@ -105,16 +95,6 @@ class DriverCalls:
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
-
-    def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], UseReading] | None:
-        """The driver instance, the holders that the driver lists, and what the use counter said before that.
-
-        None during an orphaned reset. ``idle``: also None unless the driver says that the device has no holder.
-        """
-        incarnation, reading = self.read_incarnation(), self.read_uses(uuid)
-        if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
-            return None
-        return incarnation, self.backend.listed_holders(uuid), reading
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

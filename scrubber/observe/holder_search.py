@@ -9,21 +9,17 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from ground import log
-from scrubber.core import absence
-from scrubber.core.model import Holder, Incarnation, Sighting, State
-from scrubber.core.observation import Known, Listed, Look, Purpose, enough
-from scrubber.core.record import Record
+from scrubber.core.model import Holder, Incarnation
 from scrubber.core.use_counter import UseReading
 from scrubber.devices.base import UNSHOWN, DeviceError, ShortageError
-from scrubber.devices.blocking_calls import UnresponsiveError, in_turn
+from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import Processes
-from scrubber.observe.driver_calls import DriverCalls, DriverList, HealthReports, Shared
-from scrubber.observe.observed_since import ObservedSince
-from scrubber.observe.owner_ends import OwnerContainers
+from scrubber.observe.driver_calls import DriverCalls, Shared
 
 logger = log.get("observer")
 
@@ -31,6 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Holders = dict[str, tuple[Holder, ...] | None]
 IsBystander = Callable[[Holder], bool]
+NOT_LISTED: Mapping[str, frozenset[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +67,24 @@ class HolderSearch:
         """Forget a worker that was reaped: the pid may belong to another process now."""
         self._workers.discard(pid)
 
-    async def of(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
+    @property
+    def workers(self) -> frozenset[int]:
+        """The workers of the service now."""
+        return frozenset(self._workers)
+
+    async def of(
+        self, uuids: Sequence[str], listed: Mapping[str, frozenset[int]] = NOT_LISTED
+    ) -> tuple[Incarnation, SearchResult]:  # fmt: skip
         """The driver instance, and the holders of these devices.
 
         Raises DeviceError if the driver cannot be asked. A holder may leave before the search finds it. If the driver
-        still lists a process, and the search found no holder, only bystanders have the device open.
+        still lists a process, and the search found no holder, only bystanders have the device open. ``listed``: the
+        holders that the driver has just listed, by device; it is asked about the others.
         """
-        ours = frozenset(self._workers)  # also those that end meanwhile: the lists have them
-        incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
+        ours = self.workers  # also those that end meanwhile: the lists have them
+        asked = [uuid for uuid in uuids if uuid not in listed]
+        incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(asked))
+        lists |= listed
         answered = {uuid: pids for uuid, pids in lists.items() if pids is not None}
         self._listed |= answered
         search = await self._all_holders.ask(*answered) if answered else SearchResult({})
@@ -91,19 +98,6 @@ class HolderSearch:
         why = {uuid: self._unlisted[key] for uuid, key in keys.items() if key in self._unlisted}
         search = replace(search, holders=holders, missing=why | dict(search.missing), open=opened, left=left)
         return incarnation, search
-
-    async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, UseReading] | None:
-        """The driver instance and the use counter, if the driver lists no holder; None if it lists one, or is silent.
-
-        ``idle``: no worker of the service uses the device, so the memory in use must also show that there is no holder.
-        Raises DeviceError if the driver cannot be asked.
-        """
-        ours, driver = frozenset(self._workers), self._driver
-        answer = await driver.caller.ask(uuid, partial(driver.listed, uuid, idle=idle), driver.patience)
-        if answer is None:
-            return None
-        incarnation, pids, reading = answer
-        return None if pids - ours - self._workers else (incarnation, reading)
 
     async def read_counters(self, uuids: Sequence[str]) -> dict[str, UseReading]:
         """What the use counters say. One that does not answer is missing."""
@@ -179,7 +173,7 @@ class HolderSearch:
 
         Runs in a thread.
         """
-        ours, is_bystander, holders = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
+        ours, is_bystander, holders = self.workers, self._bystanders(uuid), list[Holder]()
         for pid in sorted(listed - ours):
             try:
                 process = self._processes.process(pid)
@@ -229,103 +223,3 @@ class HolderSearch:
 
 def _missed(uuid: str) -> str:
     return f"open files {uuid}"
-
-
-class ByList:
-    """What the driver's list says about devices."""
-
-    def __init__(
-        self,
-        driver: DriverCalls,
-        health: HealthReports,
-        holders: HolderSearch,
-        owners: OwnerContainers,
-        observed_since: ObservedSince,
-    ) -> None:
-        """The parts are the observer's."""
-        self._driver = driver
-        self._health = health
-        self._holders = holders
-        self._owners = owners
-        self._observed_since = observed_since
-
-    async def ask(self, uuid: str) -> DriverList | None:
-        """The list; None during an orphaned reset. Raises DeviceError if the device does not answer."""
-        driver = self._driver
-        question = partial(self._ask, uuid, driver.read_incarnation, driver.backend.has_holders)
-        return await driver.caller.ask(uuid, question, driver.patience)
-
-    async def sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
-        """What the list shows.
-
-        None if it is not enough, or if it takes too long, which is not a fault of the device.
-        """
-        question = partial(self._sighting, record, driver_list, purpose)
-        try:
-            return await self._driver.caller.ask(f"list {record.device.uuid}", question, self._driver.patience)
-        except DeviceError:
-            return None
-
-    async def all(self, records: Sequence[Record]) -> dict[str, Sighting]:
-        """``Observer.all_for_round``, before the facts are made of it."""
-        incarnation = cache(self._driver.read_incarnation)  # the same for all devices
-        asked = {record.device.uuid: record for record in records if not self._health.is_late(record.device.uuid)}
-        questions = {uuid: partial(self._question, record, incarnation) for uuid, record in asked.items()}
-        answers = await in_turn(self._driver.caller, "quick observation", questions, self._driver.patience)
-        return {uuid: seen for uuid, seen in answers.items() if seen is not None}
-
-    # -- in a thread
-
-    def _question(self, record: Record, read_incarnation: Callable[[], Incarnation]) -> Sighting | None:
-        uuid = record.device.uuid
-        if self._driver.in_orphaned_reset(uuid):
-            return None
-        reported, held = self._driver.backend.quick_observation(uuid)
-        vitals = self._health.in_layout(reported, record.device.parent)
-        if vitals.lost and absence.taken_away(record):  # it has no holder, and no pod waits for it
-            return Sighting(read_incarnation(), None, vitals=vitals)
-        seen = self._sighting(record, self._ask(uuid, read_incarnation, lambda _uuid: held), Purpose.ROUND)
-        return seen and replace(seen, vitals=vitals)
-
-    def _ask(
-        self, uuid: str, read_incarnation: Callable[[], Incarnation], has_holders: Callable[[str], bool | None]
-    ) -> DriverList | None:  # fmt: skip
-        """None during an orphaned reset: the driver must not be asked then."""
-        if self._driver.in_orphaned_reset(uuid):
-            return None
-        at, reading = self._observed_since.now().uptime, self._driver.read_uses(uuid)
-        incarnation, held = read_incarnation(), has_holders(uuid)
-        pids = None
-        if held is not False:
-            try:
-                pids = self._driver.backend.listed_holders(uuid)
-            except DeviceError:
-                if held is None:
-                    raise
-        return DriverList(at, reading, incarnation, held, pids)
-
-    def _sighting(self, record: Record, driver_list: DriverList | None, purpose: Purpose) -> Sighting | None:
-        """What the driver's list shows, or None if it is not enough."""
-        if driver_list is None:
-            return None
-        uuid, container = record.device.uuid, record.tenancy.container
-        listed = self._holders.named(uuid, driver_list.pids) if driver_list.pids else ()
-        # The process has left, or holds the memory in a way that no list shows.
-        if driver_list.held and not driver_list.pids:
-            listed = None
-        alive = None if container is None else self._owners.has_member(container)
-        fence = self._observed_since.fence_tells(uuid, driver_list.reading)
-        if listed is None and driver_list.held and record.state is not State.SCRUBBING:
-            self._observed_since.used(uuid, driver_list.at)  # by a process that has left, perhaps
-        known = Known(record, _answer(driver_list, listed), fence, alive, self._observed_since.searched_ago(uuid))
-        return (
-            None
-            if enough(purpose, known) is Look.SEARCH
-            else Sighting(driver_list.incarnation, listed, owner_alive=alive, use_reading=driver_list.reading)
-        )
-
-
-def _answer(driver_list: DriverList, listed: tuple[Holder, ...] | None) -> Listed:
-    if listed is None:
-        return Listed.NOTHING
-    return Listed.HOLDER if listed else Listed.UNSURE if driver_list.held is None else Listed.NO_HOLDER

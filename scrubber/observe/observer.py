@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from scrubber.core import absence, fencing, ownership
-from scrubber.core.acquire import ForPod, Recipient
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
-from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
+from scrubber.core.observation import BY_LIST, Look, Purpose, enough
 from scrubber.core.record import Record
 from scrubber.core.use_counter import UseCounter, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
@@ -23,10 +22,12 @@ from scrubber.node import assignments, clock
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls, HealthReports
-from scrubber.observe.holder_search import ByList, Holders, HolderSearch, IsBystander
+from scrubber.observe.driver_look import DriverList, DriverLook
+from scrubber.observe.holder_search import NOT_LISTED, Holders, HolderSearch, IsBystander
 from scrubber.observe.observed_since import ObservedSince, compared
 from scrubber.observe.owner_ends import Ends, OwnerContainers
 
+OF_TENANTS = {Purpose.ROUND, Purpose.RESERVE, Purpose.GRANT, Purpose.START}  # the kubelet is asked, too
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
@@ -57,128 +58,84 @@ class Observer:
         self._processes = processes
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
-        self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
+        self._driver_look = DriverLook(driver, self.health, self.holders, self._owners, observed_since)
         self._resetting = resetting
         self._found: dict[str, tuple[Holder, ...]] = {}  # by device: whom the last search has found
 
-    async def for_round(self, record: Record) -> Facts:
-        """Facts for a round of the monitor."""
-        return await self.with_kubelet(record, await self._by_list(record, Purpose.ROUND))
+    async def look(
+        self, record: Record, purpose: Purpose, *, starting_pod: str | None = None, siblings: Sequence[Record] = ()
+    ) -> Facts:
+        """What is seen of a device for a purpose: by the driver's list if that is enough, otherwise by a search.
 
-    async def before_grant(self, record: Record, recipient: Recipient) -> Facts:
-        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use."""
-        announced = isinstance(recipient, ForPod) and recipient.announced
-        purpose = Purpose.RESERVE if announced else Purpose.GRANT
-        return await self.with_kubelet(record, await self._by_list(record, purpose))
-
-    async def _by_list(self, record: Record, purpose: Purpose) -> Facts:
-        """Facts by the driver's list, if that is enough."""
-        uuid, vitals = record.device.uuid, None
-        try:
-            said = await self._list.ask(uuid)
-        except DeviceError as error:
-            # The caller must hear of a device that does not answer. The holders can be seen all the same.
-            vitals = self.health.unanswered(uuid, error)
-        else:
-            seen = await self._list.sighting(record, said, purpose)
-            if seen is not None:
-                return self._seen(record, seen)
-            # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
-            unknown = said is None or said.held is None
-            vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
-        again = self.for_step if beyond_list(record) is Purpose.STEP else self.for_change
-        return replace(await again(record), vitals=vitals)
-
-    async def all_for_round(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
-
-        A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
-        it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
-        whose last health report was late.
+        ``starting_pod``: the pod that asks to start on the device. ``siblings``: for a reset, those that it takes down.
         """
-        seen = await self._list.all(records)
+        uuid, briefly = record.device.uuid, purpose in BY_LIST
+        error: DeviceError | BlindError | None = None
+        said = seen = starts = vitals = None
+        if purpose is not Purpose.RESET:
+            try:
+                starts = await self._starts(record, starting_pod)
+                said = await self._driver_look.ask(uuid, briefly=briefly)
+                seen = await self._driver_look.at(record, said) if said is not None else None
+            except (DeviceError, BlindError) as why:  # the holders can be seen all the same
+                error = why
+        if seen is not None and enough(purpose, seen.known) is not Look.SEARCH:
+            facts = self._seen(record, replace(seen.sighting, starting_pod_alive=starts), starting_pod)
+        else:
+            if briefly and isinstance(error, DeviceError):  # the caller must hear of a device that does not answer
+                vitals = self.health.unanswered(uuid, error)
+            elif briefly and (said is None or said.held is None):  # perhaps because of leaked memory
+                vitals = await self.health.vitals(uuid, record.device.parent)
+            facts = replace(await self._search(record, said, siblings, starting_pod), vitals=vitals)
+        return await self.with_kubelet(record, facts) if purpose in OF_TENANTS else facts
+
+    async def look_at_all(self, records: Sequence[Record]) -> dict[str, Facts]:
+        """What a round sees of the devices for which the driver's list is enough, and their health.
+
+        A device that is missing from the answer needs a look of its own. As long as the thread of this hangs, further
+        calls return nothing. After that, they skip the devices whose last health report was late.
+        """
+        seen = await self._driver_look.at_all(records)
         known = {record.device.uuid: record for record in records}
         return {uuid: self._seen(record, seen[uuid]) for uuid, record in known.items() if uuid in seen}
 
-    async def before_start(self, record: Record, starting_pod: str) -> Facts:
-        """Facts for the start of a container."""
-        return await self.with_kubelet(record, await self._all_holders(record, Purpose.START, starting_pod))
+    async def _starts(self, record: Record, starting_pod: str | None) -> bool | None:
+        """Whether the pod that asks to start lives. First, so that the look also tells of a use meanwhile."""
+        return (await self._are_alive(record, starting_pod))[1] if starting_pod is not None else None
 
-    async def for_change(self, record: Record) -> Facts:
-        """Facts that are enough for a change: all holders of the device."""
-        return await self._all_holders(record, Purpose.CHANGE)
-
-    async def for_step(self, record: Record) -> Facts:
-        """Facts for a step of a scrub. Ask after an observation of this scrub that found no holder."""
-        found = await self._none_listed(record)
-        known = Known(record, Listed.NO_HOLDER, NOT_ASKED, owner_alive=None)
-        if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
-            return await self.searched(record)
-        return self._facts(record, found)
-
-    async def before_reset(self, record: Record, siblings: Sequence[Record]) -> Facts:
-        """Facts for a reset of the device and its siblings."""
-        return await self._all_holders(record, Purpose.RESET, siblings=siblings)
-
-    async def _all_holders(
-        self, record: Record, purpose: Purpose, starting_pod: str | None = None, siblings: Sequence[Record] = ()
-    ) -> Facts:
-        """Facts by the fence if it is enough, otherwise by a search."""
-        uuid, since = record.device.uuid, self._observed_since
-        hoped = Known(record, Listed.NO_HOLDER, since.fence_tells(uuid), owner_alive=False)
-        if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
-            found = await self._none_listed(record, starting_pod)
-            if found is not None:
-                fence = since.fence_tells(uuid, found.use_reading)
-                known = replace(hoped, fence=fence, owner_alive=found.owner_alive)
-                if enough(purpose, known) is not Look.SEARCH:
-                    return self._seen(record, found, starting_pod)
-        return await self.searched(record, siblings, starting_pod)
-
-    async def _none_listed(self, record: Record, starting_pod: str | None = None) -> Sighting | None:
-        """What is seen if the driver lists no holder; otherwise None.
-
-        During a scrub, memory in use says nothing: a worker of the service uses it.
-        """
-        try:
-            alive = starting_pod_alive = None
-            if starting_pod is not None:  # first, so that the driver also tells of a use during this question
-                alive, starting_pod_alive = await self._are_alive(record, starting_pod)
-            idle = record.state is not State.SCRUBBING
-            listed = await self.holders.none_listed(record.device.uuid, idle=idle)
-            if listed is None:
-                return None
-            if starting_pod is None:  # last: a container of the owner may have started during the question
-                alive, starting_pod_alive = await self._are_alive(record, starting_pod)
-        except (DeviceError, BlindError):
-            return None
-        incarnation, reading = listed
-        return Sighting(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive, use_reading=reading)
-
-    async def searched(
+    async def _search(
         self,
         record: Record,
+        said: DriverList | None,
         siblings: Sequence[Record] = (),
         starting_pod: str | None = None,
     ) -> Facts:
         """All holders of the device and of its siblings, by a search of all processes.
 
-        ``starting_pod``: the pod that asks to start on the device.
+        ``said``: what the driver has just said about the device. It is not asked again.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
+        listed = {record.device.uuid: said.others} if said is not None and said.pids is not None else NOT_LISTED
         try:
-            readings = await self.holders.read_counters(uuids)
+            if said is not None:
+                readings = {record.device.uuid: said.reading}
+            else:
+                readings = await self.holders.read_counters(uuids)
             before = self._observed_since.before_search(readings)
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
-                self.holders.of(uuids), self._are_alive(record, starting_pod)
+                self.holders.of(uuids, listed), self._are_alive(record, starting_pod)
             )
             if alive is False and search.holders[record.device.uuid] == ():  # one may have started during the search
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
+            later = await self.holders.read_counters(uuids)  # a search takes long: somebody may have come and left
         except (DeviceError, BlindError) as error:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
             return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
-        found = {uuid: held if uuid in readings else None for uuid, held in search.holders.items()}
+        for uuid, reading in later.items():
+            self._observed_since.read(uuid, reading)
+        told = readings.keys() & later.keys()
+        found = {uuid: held if uuid in told else None for uuid, held in search.holders.items()}
         search = replace(search, holders=found)
         self._observed_since.searched(before, search.holders, settled=search.settled)
         self._found |= {uuid: held for uuid, held in search.holders.items() if held is not None}

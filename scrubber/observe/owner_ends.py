@@ -53,10 +53,6 @@ class OwnerContainers:
         """A process of a container that was found alive."""
         return self._members.get(container or "")
 
-    def has_member(self, container: str) -> bool:
-        """Whether a process of the container is found alive without a search. Runs in a thread."""
-        return self._ask_groups(container) is True
-
     async def is_alive(self, container: str | None) -> bool | None:
         """Whether a process of the container lives; None if there is no container."""
         if container is None:
@@ -78,11 +74,14 @@ class OwnerContainers:
         return True
 
     async def _tell_groups(self, container: str) -> bool | None:
-        question, patience = partial(self._ask_groups, container), self._driver.patience
+        question, patience = partial(self.by_groups, container), self._driver.patience
         return await self._driver.caller.ask(f"pod {container}", question, patience)
 
-    def _ask_groups(self, container: str) -> bool | None:
-        """Whether the container lives, by its last member or by its control groups; None if only a search can tell."""
+    def by_groups(self, container: str) -> bool | None:
+        """Whether the container lives, by its last member or by its control groups; None if only a search can tell.
+
+        Runs in a thread.
+        """
         last_member, backend = self._members.get(container), self._driver.backend
         if last_member is not None and self._is_in(last_member, container):
             return True

@@ -11,6 +11,7 @@ from policies.policy_model import Policy, Receipts
 from scrubber.core import next_action, proof
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, State, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.offering import OfferFacts
 from scrubber.core.record import Record
 from scrubber.jobs.jobs import Jobs
@@ -113,7 +114,7 @@ class ServiceContext:
         What ends the trust in the device is recorded before the caller gets an answer.
         """
         record = self.record(device)
-        facts = await self.observer.for_change(record)
+        facts = await self.observer.look(record, Purpose.CHANGE)
         ended = proof.ended(record, facts)
         if ended is not None:
             await self.ledger.append(op, (device, ended), seen={device: facts})

@@ -87,7 +87,7 @@ class Monitor:
         if any(errors):
             self._inventory_due = 0.0
         due = self._due()
-        seen = await self._observer.all_for_round(due)
+        seen = await self._observer.look_at_all(due)
         unsettled = [record.device.uuid for record in due if not self._needs_nothing(record, seen)]
         results = await self._reconcile_all(unsettled, stagger)
         failures = [failure for failure in (*errors, *results) if failure is not None]

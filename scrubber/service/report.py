@@ -21,6 +21,7 @@ from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import Container, Group, KeptOff, OpenTo, Pods
 from scrubber.core.model import Holder, Moment, Opener, State, is_contained
+from scrubber.core.observation import Purpose
 from scrubber.core.open_attempts import added
 from scrubber.core.record import Record
 from scrubber.core.repeated_uses import UnauthorisedUse
@@ -153,7 +154,7 @@ class StatusReporter:
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
                     observer = self._context.observer
-                    facts = await observer.for_change(record)
+                    facts = await observer.look(record, Purpose.CHANGE)
                     found = facts.holders or ()
                     holders = found or await observer.process_of_owner(record)
                     if not holders and record.state is not State.QUARANTINED:

@@ -18,6 +18,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -31,6 +32,7 @@ from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Pods
 from scrubber.core.model import Facts, KubeletAssignment
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -145,7 +147,9 @@ class TenantRequests:
             return acquire.decide(record, facts, policy, facts.at, recipient, containers_wait=waits)
 
         async with self._locked(request):
-            replies = await self._decide(request, lambda it: context.observer.before_grant(it, recipient), judge)
+            announced = isinstance(recipient, ForPod) and recipient.announced  # then the start looks again
+            purpose = Purpose.RESERVE if announced else Purpose.GRANT
+            replies = await self._decide(request, lambda it: context.observer.look(it, purpose), judge)
             if (partly := acquire.partly_held(replies)) is not None:
                 raise _error(partly)
             _raise_refusals(request)
@@ -334,7 +338,8 @@ class TenantRequests:
         def judge(record: Record, facts: Facts, policy: Policy) -> answers.StartAnswer:
             return start.decide(record, facts, policy, pod, facts.at, named.get(record.device.uuid))
 
-        return await self._decide(request, lambda it: self._context.observer.before_start(it, pod), judge)
+        look = partial(self._context.observer.look, purpose=Purpose.START, starting_pod=pod)
+        return await self._decide(request, look, judge)
 
     async def _starting_pod(
         self, request: Request, owner: str | None, before: str | None

@@ -10,6 +10,7 @@ from ground import log
 from scrubber.core import absence, answers, next_action, ownership, proof, stuck
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, State, Stuck, Trigger, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
@@ -135,7 +136,7 @@ class Upkeep:
                 return None
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
-                seen = await context.observer.for_round(record)
+                seen = await context.observer.look(record, Purpose.ROUND)
                 context.seen.holders[device] = context.observer.known_holders(record, seen)
                 seen = replace(seen, vitals=vitals, hung=self._hanging_now(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)

@@ -11,14 +11,14 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.fencing import OpenTo, open_to
 from scrubber.core.model import Ailment, AilmentKind, State
-from scrubber.core.observation import NOT_ASKED, FenceTells, Known, Listed, Look, Purpose, beyond_list, enough
+from scrubber.core.observation import NOT_ASKED, FenceTells, Known, Listed, Look, Purpose, enough
 from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import live, rows
 
 ROUND, RESERVE, GRANT, START, CHANGE, STEP, RESET = Purpose
 LAST, LIST, FENCE, SEARCH = Look
-NOTHING, UNSURE, NO_HOLDER, HOLDER = Listed
+NOTHING, UNSURE, IGNORED, NO_HOLDER, HOLDER = Listed
 CLAIMED = live(lives.OF_CLAIM, ev.LetIn((lives.A,)))
 STUCK = live(lives.DIRTY, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.STUCK_PROCESS, "it does not end"))))
 
@@ -36,6 +36,11 @@ def known(
     return Known(record, listed, FenceTells(True, alone, opened, open_to(record)), alive, searched_ago, free_ago)
 
 
+def owned(listed: Listed = NO_HOLDER, *, opened: bool = False, searched_ago: float = math.inf) -> Known:
+    """In use by a pod that lives."""
+    return known(lives.IN_USE, listed, opened=opened, alive=True, searched_ago=searched_ago)
+
+
 @pytest.mark.parametrize(
     ("purpose", "looks"),
     rows(
@@ -49,7 +54,7 @@ def known(
                 (known(lives.GRANTED, NOTHING, free_ago=0.0), SEARCH),
                 (known(lives.IN_USE, NOTHING, free_ago=0.0), SEARCH),
                 (known(lives.GRANTED), SEARCH),
-                (known(lives.GRANTED, alone=True), LIST),
+                (known(lives.GRANTED, alone=True), FENCE),
             ],
         ),
         (
@@ -90,11 +95,12 @@ def known(
         (
             "a grant", GRANT,
             [
-                (known(lives.CLEAN, alone=True), LIST),
+                (known(lives.CLEAN, alone=True), FENCE),
+                (known(lives.CLEAN, IGNORED, alone=True), LIST),
                 (known(lives.CLEAN, NOTHING, alone=True, free_ago=0.0), SEARCH),
                 (known(lives.SCRUBBING), SEARCH),
                 (known(lives.CLEAN, HOLDER), SEARCH),
-                (known(lives.IN_USE, HOLDER, alone=True), LIST),
+                (known(lives.IN_USE, HOLDER, alone=True, alive=True), LIST),
                 (known(lives.UNANNOUNCED, alone=True), SEARCH),
                 (known(CLAIMED, alone=True, searched_ago=0.0), SEARCH),
                 (known(lives.USED_BY_HOST, alone=True, searched_ago=0.0), SEARCH),
@@ -111,14 +117,16 @@ def known(
         (
             "a round, while it is in use", ROUND,
             [
-                (known(lives.IN_USE, HOLDER), LIST),
+                (owned(HOLDER), LIST),
                 (known(lives.IN_USE, HOLDER, alive=False), SEARCH),
-                (known(lives.IN_USE, HOLDER, opened=True, searched_ago=9.9), LIST),
-                (known(lives.IN_USE, HOLDER, opened=True, searched_ago=10.0), SEARCH),
+                (known(lives.IN_USE, HOLDER), SEARCH),
+                (known(lives.IN_USE, alone=True, alive=False), FENCE),
+                (owned(HOLDER, opened=True, searched_ago=9.9), LIST),
+                (owned(HOLDER, opened=True, searched_ago=10.0), SEARCH),
                 (known(lives.USED_BY_HOST, HOLDER, opened=True), LIST),
-                (known(lives.IN_USE, UNSURE, alive=True, searched_ago=59.9), LIST),
-                (known(lives.IN_USE, NOTHING, alive=True, searched_ago=0.0), SEARCH),
-                (known(lives.IN_USE, alive=True, searched_ago=60.0), SEARCH),
+                (owned(UNSURE, searched_ago=59.9), LIST),
+                (owned(NOTHING, searched_ago=0.0), SEARCH),
+                (owned(searched_ago=60.0), SEARCH),
                 (known(lives.IN_USE, searched_ago=0.0), SEARCH),
                 (known(lives.USED_BY_B, alive=True, searched_ago=0.0), SEARCH),
             ],
@@ -129,7 +137,8 @@ def known(
                 (known(it, listed, alone=alone), look)
                 for it in (lives.DIRTY, lives.UNKNOWN)
                 for listed, alone, look in (
-                    (HOLDER, False, LIST), (NO_HOLDER, True, FENCE), (NO_HOLDER, False, SEARCH), (UNSURE, True, SEARCH),
+                    (HOLDER, False, LIST), (NO_HOLDER, True, FENCE), (IGNORED, True, FENCE), (NO_HOLDER, False, SEARCH),
+                    (UNSURE, True, SEARCH),
                 )
             ],
         ),
@@ -159,7 +168,7 @@ def known(
         ),
         (
             "a round, while a process does not end", ROUND,
-            [(known(STUCK, HOLDER, opened=True), LIST), (known(STUCK, alone=True), SEARCH)],
+            [(known(STUCK, HOLDER, opened=True), LIST), (known(STUCK), SEARCH), (known(STUCK, alone=True), FENCE)],
         ),
     ),
 )  # fmt: skip
@@ -194,8 +203,3 @@ def test_a_fence_below_a_group_makes_no_look_weaker(purpose: Purpose) -> None:
         proven = replace(without.fence, counts_all=False, no_other_user=True)
         look = enough(purpose, replace(without, fence=proven, free_ago=0.0))
         assert (look, look in {LAST, FENCE}) == (enough(purpose, without), False)
-
-
-def test_beyond_its_list_a_scrub_goes_on_all_else_changes() -> None:
-    expected = {state: STEP if state is State.SCRUBBING else CHANGE for state in State}
-    assert {record.state: beyond_list(record) for record in lives.LIVES.values()} == expected

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.acquire import ForPod
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.simulated import drills
@@ -79,14 +79,14 @@ async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place)
     pid = drills.occupy(bank.root, getattr(bank, place), b"x", POD)
     backend.named = frozenset({pid} if place == "first" else ())
     record = in_use(backend, bank.first, POD)
-    await observer.for_change(record)  # at its start
-    seen = [await observer.for_round(record) for _ in range(3)]
+    await observer.look(record, Purpose.CHANGE)  # at its start
+    seen = [await observer.look(record, Purpose.ROUND) for _ in range(3)]
     holders = 1 if place == "first" else 0
     assert [(it.owner_alive, len(it.holders or ())) for it in seen] == [(True, holders)] * 3
     assert processes.walks == 1
     end(pid)
     backend.named = frozenset()
-    left = await observer.for_round(record)
+    left = await observer.look(record, Purpose.ROUND)
     assert (processes.walks, left.owner_alive, left.holders) == (2, False, ())
 
 
@@ -94,14 +94,14 @@ async def test_an_owner_unreadable_without_free_files_is_searched_for(bank, part
     observer, backend, processes = parts
     backend.named = frozenset({drills.occupy(bank.root, bank.first, b"x", POD)})
     record = in_use(backend, bank.first, POD)
-    await observer.for_change(record)
+    await observer.look(record, Purpose.CHANGE)
 
     def unreadable(_pid: int) -> tuple[Holder, ...]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as short:
         short.setattr(processes, "process", unreadable)
-        seen = await observer.for_round(record)
+        seen = await observer.look(record, Purpose.ROUND)
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (2, True, 1)
 
 
@@ -109,9 +109,9 @@ async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
     observer, backend, _ = parts
     drills.occupy(bank.root, bank.second, b"x", POD)
     record = in_use(backend, bank.first, POD)
-    await observer.for_round(record)
+    await observer.look(record, Purpose.ROUND)
     released = lives.but(record, state=State.DIRTY, owner=None)
-    assert (await observer.for_round(released)).owner_alive is None
+    assert (await observer.look(released, Purpose.ROUND)).owner_alive is None
 
 
 class Forgetful(Listing):
@@ -130,8 +130,8 @@ async def test_who_only_has_it_open_is_found_before_a_use(bank, forgetful):
     observer, backend, processes = forgetful
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     drills.occupy(bank.root, bank.first, b"x", POD)
-    assert ((await observer.for_round(record)).holders, processes.walks) == ((), 0)
-    assert len((await observer.before_grant(record, ForPod())).holders or ()) == 1
+    assert ((await observer.look(record, Purpose.ROUND)).holders, processes.walks) == ((), 0)
+    assert len((await observer.look(record, Purpose.GRANT)).holders or ()) == 1
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["only the pod", "somebody else meanwhile"])
@@ -150,10 +150,10 @@ async def test_both_hooks_take_one_pass_over_all_processes(bank, tmp_path, meanw
         DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset, on_pass=count
     )
     drills.occupy(bank.root, bank.second, b"", POD)  # its sandbox, which is not on this GPU
-    assert (await observer.before_grant(clean, ForPod(announced=True))).holders == ()
+    assert (await observer.look(clean, Purpose.RESERVE)).holders == ()
     who = [drills.occupy(bank.root, bank.first, b"", f"other-{POD}")] if meanwhile else []
     hook = granted
-    facts = await observer.before_start(granted, POD)
+    facts = await observer.look(granted, Purpose.START, starting_pod=POD)
     assert ([it.pid for it in facts.holders or ()], facts.starting_pod_alive, passes) == (who, True, [State.GRANTED])
 
 
@@ -167,7 +167,7 @@ async def test_who_only_has_it_open_keeps_his_device(bank, forgetful, owner):
     observer, backend, processes = forgetful
     record = lives.but(in_use(backend, bank.first, POD), owner=owner)
     drills.occupy(bank.root, bank.first, b"x", POD)
-    seen = await observer.for_round(record)
+    seen = await observer.look(record, Purpose.ROUND)
     assert (len(seen.holders or ()), processes.walks) == (1, 1)
 
 
@@ -175,9 +175,9 @@ async def test_a_newly_listed_process_is_named_without_a_search(bank, parts):
     observer, backend, processes = parts
     mine, foreign = (drills.occupy(bank.root, bank.first, b"x", pod) for pod in (POD, "pod-b"))
     record = in_use(backend, bank.first, POD)
-    await observer.for_change(record)
+    await observer.look(record, Purpose.CHANGE)
     backend.named = frozenset({mine, foreign})
-    seen = await observer.for_round(record)
+    seen = await observer.look(record, Purpose.ROUND)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
     assert processes.walks == 1
 
@@ -192,7 +192,7 @@ async def test_a_bystander_on_the_list_is_no_use(bank, tmp_path, known):
     observer = Observer(driver, processes, tmp_path, clock, lives.no_reset, lambda _: is_monitor)
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     backend.named = frozenset({monitor})
-    seen = await observer.for_round(record)
+    seen = await observer.look(record, Purpose.ROUND)
     assert (len(seen.holders or ()), processes.walks) == (0 if known else 1, 0)
     assert seen.used_at == lives.facts().used_at
     backend.close()

@@ -15,12 +15,13 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
+from scrubber.core.observation import Purpose
 from scrubber.jobs.path_run import PathRun, Vetoes
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import NO_LOOK
 from scrubber.observe.observed_since import UNOBSERVED
 from scrubber.workers.worker import BrokenError
-from tests.service.asking import results, rows
+from tests.service.asking import looking, results, rows
 from tests.service.node import Kind, Process
 from tests.service.pretend_worker import PretendWorker
 
@@ -177,11 +178,11 @@ async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, p
     device, holders, seen = world.uuids[0], world.life.observer.holders, list[Step]()
     search = holders.of
 
-    async def traced(uuids) -> object:
+    async def traced(uuids, listed) -> object:
         job = world.life.jobs.of(device)
         if device in uuids and job is not None and job.step is not None and not world.life.observer.driver.releases:
             seen.append(job.step)
-        return await search(uuids)
+        return await search(uuids, listed)
 
     if leftover:
         tenant = await world.tenancy(device)
@@ -301,20 +302,20 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
 async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypatch):
     """A search hangs after the memory was read back, and every round waits for it as well."""
     device, observer, go = world.uuids[0], world.life.observer, asyncio.Event()
-    listed, rounds = observer.for_step, world.life.monitor.round
+    rounds = world.life.monitor.round
 
-    async def hang(*about) -> Facts:
+    async def hang(look, _record) -> Facts:
         if running.step is Step.SCRATCH and not go.is_set():
             await asyncio.sleep(UNOBSERVED + A_WHILE)
             go.set()
-        facts: Facts = await listed(*about)
+        facts: Facts = await look()
         return facts
 
     async def later(pace: float) -> None:
         await go.wait()
         await rounds(pace)
 
-    monkeypatch.setattr(observer, "for_step", hang)
+    monkeypatch.setattr(observer, "look", looking(observer, Purpose.STEP, does=hang))
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
@@ -332,18 +333,18 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
 async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkeypatch, step, passes):
     """The observation before the clear is recorded as a part of its step. The clear overwrites what it found."""
     device, observer = world.uuids[0], world.life.observer
-    listed, left = observer.for_step, list[Step]()
+    left = list[Step]()
 
-    async def leaving(record, *siblings, **options) -> Facts:
+    async def leaving(look, record) -> Facts:
         job = world.life.jobs.of(device)
         if record.device.uuid == device and job is not None and job.step is step and not left:
             left.append(step)
             await asyncio.sleep(0.1)
             observer._observed_since.interrupt(device, "somebody left")
-        facts: Facts = await listed(record, *siblings, **options)
+        facts: Facts = await look()
         return facts
 
-    monkeypatch.setattr(observer, "for_step", leaving)
+    monkeypatch.setattr(observer, "look", looking(observer, Purpose.STEP, does=leaving))
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(left), running.receipt is not None) == (1, passes)

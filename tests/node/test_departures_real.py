@@ -15,6 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core import next_action
 from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
 from scrubber.core.model import Owner
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.simulated_backend import Simulated
@@ -50,7 +51,7 @@ class Watched:
 
     async def look(self) -> TendAnswer:
         """What is to be done now."""
-        facts = await self.observer.for_change(self.record)
+        facts = await self.observer.look(self.record, Purpose.CHANGE)
         here = replace(self.record, incarnation=facts.incarnation)
         return next_action.tend(here, facts, Policy(), lives.later(1e6), 0.0)
 

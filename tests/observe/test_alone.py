@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import open_attempts
-from scrubber.core.acquire import ForPod
 from scrubber.core.events import LetIn
 from scrubber.core.fencing import open_to
 from scrubber.core.model import Facts, Holder, Moment
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.simulated.containers import MARK
@@ -75,7 +75,7 @@ class Fenced:
     async def searched(self, record: Record) -> bool:
         """Whether a start takes a search."""
         before = self.searches
-        facts = await self.observer.before_start(self.of(record), lives.A)
+        facts = await self.observer.look(self.of(record), Purpose.START, starting_pod=lives.A)
         assert facts.holders == ()
         return self.searches > before
 
@@ -129,18 +129,15 @@ async def proven(fenced: Fenced) -> None:
         pass
 
 
-@pytest.mark.parametrize("announced", [True, False])
-async def test_an_idle_device_takes_no_search_behind_the_fence(
-    fenced: Fenced, foreign: Path, *, announced: bool
-) -> None:
+async def test_an_idle_device_takes_no_search_behind_the_fence(fenced: Fenced, foreign: Path) -> None:
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
-    assert (await fenced.observer.before_grant(idle, ForPod(announced=announced))).holders == ()
-    [alone] = (await fenced.observer.all_for_round([idle])).values()
+    assert (await fenced.observer.look(idle, Purpose.GRANT)).holders == ()
+    [alone] = (await fenced.observer.look_at_all([idle])).values()
     assert (alone.holders, fenced.searches) == ((), searches)
     run(foreign, OPENS)
-    assert await fenced.observer.all_for_round([idle]) == {}, "it needs an observation of its own"
-    used = await fenced.observer.before_grant(idle, ForPod(announced=announced))
+    assert await fenced.observer.look_at_all([idle]) == {}, "it needs an observation of its own"
+    used = await fenced.observer.look(idle, Purpose.GRANT)
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
 
@@ -178,7 +175,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 ) -> None:
     await proven(fenced)
     record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
-    [seen] = (await fenced.observer.all_for_round([record])).values()
+    [seen] = (await fenced.observer.look_at_all([record])).values()
     ask = backend.has_holders
 
     def has_holders(uuid: str) -> bool | None:
@@ -187,7 +184,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 
     monkeypatch.setattr(backend, "has_holders", has_holders)
     record = (since and since(fenced, foreign)) or record
-    facts = await fenced.observer.before_grant(record, ForPod(announced=True))
+    facts = await fenced.observer.look(record, Purpose.RESERVE)
     assert (facts.holders, bool(asked)) == ((), looks)
     assert facts.at.uptime > seen.at.uptime, "the fence has answered now"
     assert (facts.used_at > 0) == (since is opened)
@@ -196,7 +193,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
     await proven(fenced)
     idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
-    await fenced.observer.all_for_round([idle])
+    await fenced.observer.look_at_all([idle])
 
     def pause() -> None:
         begun.set()
@@ -205,7 +202,7 @@ async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
     fenced.on_group = pause
     row = asyncio.create_task(asyncio.to_thread(fenced.becomes, lives.IN_USE))  # the guard looks for the owner's group
     await asyncio.to_thread(begun.wait)
-    reservation = asyncio.create_task(fenced.observer.before_grant(idle, ForPod(announced=True)))
+    reservation = asyncio.create_task(fenced.observer.look(idle, Purpose.RESERVE))
     await asyncio.sleep(0)
     goes_on.set()
     assert (await reservation).holders == ()
@@ -216,8 +213,8 @@ async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fence
     await proven(fenced)
     idle = fenced.of(lives.CLEAN)
     with bank.place(bank.first).memory.open():
-        assert (await fenced.observer.for_change(idle)).holders is None, "a process that cannot be found"
-    assert (await fenced.observer.before_grant(idle, ForPod(announced=True))).holders == ()
+        assert (await fenced.observer.look(idle, Purpose.CHANGE)).holders is None, "a process that cannot be found"
+    assert (await fenced.observer.look(idle, Purpose.RESERVE)).holders == ()
 
 
 async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
@@ -232,7 +229,7 @@ async def searches(fenced: Fenced, record: Record) -> int:
     """How many searches a full observation of this record takes."""
     before = fenced.searches
     fenced.becomes(record)
-    assert (await fenced.observer.for_change(fenced.of(record))).holders == ()
+    assert (await fenced.observer.look(fenced.of(record), Purpose.CHANGE)).holders == ()
     return fenced.searches - before
 
 
@@ -251,18 +248,20 @@ async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign
     assert [await searches(fenced, it) for it in (lives.DIRTY, lives.SCRUBBING, lives.SCRUBBING)] == [1, 0, 0]
     run(foreign, OPENS)
     assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
-    assert (await fenced.observer.for_change(fenced.of(lives.CLEAN))).siblings_busy is None, (
+    assert (await fenced.observer.look(fenced.of(lives.CLEAN), Purpose.CHANGE)).siblings_busy is None, (
         "no sibling was asked about"
     )
 
 
-async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch) -> None:
+async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch, bank, monkeypatch) -> None:
     """Until then, it may send the open device to another process."""
     await proven(fenced)
     alive = launch("import time; print(flush=True); time.sleep(60)", **{MARK: lives.A})
     assert await searches(fenced, lives.IN_USE) == 1
     alive.kill()
     alive.wait()
+    assert await searches(fenced, lives.IN_USE) == 1, "only a search can tell that it has ended"
+    monkeypatch.setattr(bank.backend, "has_ended", lambda container: container == lives.A)
     assert [await searches(fenced, it) for it in (lives.IN_USE, lives.DIRTY)] == [0, 1]
 
 
@@ -291,10 +290,10 @@ async def test_a_change_of_the_bystanders_takes_a_search(fenced: Fenced) -> None
 @pytest.mark.parametrize(
     "look",
     [
-        lambda observer, record: observer.for_change(record),
-        lambda observer, record: observer.before_start(record, lives.A),
-        lambda observer, record: observer.before_grant(record, ForPod()),
-        lambda observer, record: observer.before_grant(record, ForPod(announced=True)),
+        lambda observer, record: observer.look(record, Purpose.CHANGE),
+        lambda observer, record: observer.look(record, Purpose.START, starting_pod=lives.A),
+        lambda observer, record: observer.look(record, Purpose.GRANT),
+        lambda observer, record: observer.look(record, Purpose.RESERVE),
     ],
     ids=["a change", "a start", "a grant", "a reservation"],
 )
@@ -341,7 +340,7 @@ async def test_a_use_while_the_starting_pod_is_looked_for_counts(
 async def test_a_search_during_which_an_owner_came_proves_nothing(fenced: Fenced) -> None:
     await proven(fenced)
     fenced.during = lives.IN_USE, lives.DIRTY
-    await fenced.observer.searched(fenced.of(lives.GRANTED))
+    await fenced.observer.look(fenced.of(lives.GRANTED), Purpose.RESET)
     fenced.during = ()
     assert await fenced.searched(lives.GRANTED)
 
@@ -353,10 +352,10 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     """A process that came between the search and the clear may stay. The driver does not list it."""
     scrubbed = fenced.of(lives.SCRUBBING)
     for _ in range(2):  # the first search is older than the first answer of the fence
-        await fenced.observer.for_change(scrubbed)
+        await fenced.observer.look(scrubbed, Purpose.CHANGE)
     if opened:
         run(foreign, OPENS)
-    await fenced.observer.for_step(scrubbed)
+    await fenced.observer.look(scrubbed, Purpose.STEP)
     receipt = lives.CLEAN.scrubs.receipt
     assert receipt is not None
     receipt = replace(receipt, witness=UseCounter.FENCE.value, finished=clock.now())

@@ -14,6 +14,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, Owner
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.simulated_backend import Simulated
@@ -79,7 +80,7 @@ async def place(tmp_path):
 @pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
 async def test_the_end_of_a_holder_is_reported(place, container):
     pid = place.occupy(container)
-    await place.observation.for_change(place.record(None))
+    await place.observation.look(place.record(None), Purpose.CHANGE)
     place.end(pid)
     assert await place.left() == {place.uuid}
 
@@ -87,12 +88,12 @@ async def test_the_end_of_a_holder_is_reported(place, container):
 async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(drills.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
-    await place.observation.before_start(place.record(None), POD)
+    await place.observation.look(place.record(None), Purpose.START, starting_pod=POD)
     assert place.ends._watched[place.uuid].whom == place.pids[0]
 
 
 async def test_a_free_device_follows_no_process(place):
-    await place.observation.for_change(place.record(None))
+    await place.observation.look(place.record(None), Purpose.CHANGE)
     assert place.ends._watched == {}
 
 

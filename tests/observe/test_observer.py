@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.acquire import ForPod
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.core.use_counter import NoUseCounter, UseReading
@@ -112,7 +112,7 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
     processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     for uuid in (bank.first, bank.second):
-        held = await observer.for_change(record(bank, uuid))
+        held = await observer.look(record(bank, uuid), Purpose.CHANGE)
         assert held.holders is None
         assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
 
@@ -128,7 +128,10 @@ async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp
     )
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
-        assert [(await observer.for_change(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
+        assert [(await observer.look(record(bank, bank.first), Purpose.CHANGE)).holders for _ in range(2)] == [
+            None,
+            None,
+        ]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
 
 
@@ -142,7 +145,7 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
-        held, again = [await observer.for_change(record(bank, bank.first)) for _ in range(2)]
+        held, again = [await observer.look(record(bank, bank.first), Purpose.CHANGE) for _ in range(2)]
     assert (held.holders, held.held_up, again.held_up) == (None, UNREADABLE, UNREADABLE)
     assert [it["error"] for it in logs if it["event"] == "a process cannot be read"] == [UNREADABLE]
 
@@ -151,10 +154,10 @@ async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, 
     """Its worker has died meanwhile, and the tool goes on: the use counter, asked last, must not be asked then."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
-    assert (await observer.for_change(device)).holders == ()
+    assert (await observer.look(device, Purpose.CHANGE)).holders == ()
     processes.searching.clear()
     processes.go_on.clear()
-    searched = asyncio.create_task(observer.for_change(device))
+    searched = asyncio.create_task(observer.look(device, Purpose.CHANGE))
     assert await asyncio.to_thread(processes.searching.wait, WITHIN)
     monkeypatch.setattr(bank.backend, "in_reset", lambda _uuid: True)
     processes.go_on.set()
@@ -170,7 +173,7 @@ async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path)
         ObservedSince(0.0),
         resetting=lives.no_reset,
     )
-    assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
+    assert (await observer.look(record(bank, bank.first), Purpose.CHANGE)).held_up == "too late"
     observer = Observer(
         DriverCalls(bank.backend, "boot", caller=Late("driver")),
         processes,
@@ -178,7 +181,7 @@ async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path)
         ObservedSince(0.0),
         resetting=lives.no_reset,
     )
-    assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
+    assert (await observer.look(record(bank, bank.first), Purpose.CHANGE)).held_up == "too late"
 
 
 @pytest.fixture
@@ -192,7 +195,7 @@ def lacking(bank) -> str:
 async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
     processes = Processes(only(tmp_path / "proc", os.getpid()), bank.backend.container_of, whole_node=False)
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
-    seen = await observer.for_change(record(bank, bank.first))
+    seen = await observer.look(record(bank, bank.first), Purpose.CHANGE)
     assert (seen.holders, seen.held_up.startswith(f"{lacking} is not here; ")) == (None, True)
 
 
@@ -207,20 +210,20 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
     driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
-    seen = await observer.before_grant(device, ForPod())
+    seen = await observer.look(device, Purpose.GRANT)
     assert (seen.vitals, seen.holders) == (None, None)
     await asyncio.sleep(driver.patience)
-    seen = await observer.before_grant(device, ForPod())
+    seen = await observer.look(device, Purpose.GRANT)
     assert seen.vitals == Vitals(unresponsive=True, why="too late")
 
 
 async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, tmp_path):
     driver = DriverCalls(bank.backend, "boot", patience=0.5, caller=Late(bank.first))
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
-    late = [await observer.for_round(record(bank, bank.first)) for _ in range(2)]
+    late = [await observer.look(record(bank, bank.first), Purpose.ROUND) for _ in range(2)]
     await asyncio.sleep(driver.patience)
     driver.caller._lost.seconds += driver.patience
-    late.append(await observer.for_round(record(bank, bank.first)))
+    late.append(await observer.look(record(bank, bank.first), Purpose.ROUND))
     assert [seen.vitals for seen in late] == [None, None, None]
 
 
@@ -240,13 +243,13 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     if asked == "the device":
-        assert (await observer.for_change(device)).holders is None
+        assert (await observer.look(device, Purpose.CHANGE)).holders is None
     else:
-        seen = await observer.searched(other, [device])
+        seen = await observer.look(other, Purpose.RESET, siblings=[device])
         assert (seen.holders, seen.used_at < before) == (None, True)
     drills.release(bank.root, bank.first)
     caller.late = ()
-    left = await observer.for_change(device)
+    left = await observer.look(device, Purpose.CHANGE)
     assert left.holders == ()
     assert left.used_at >= before
     assert left.unobserved == "a process had it open that the service did not find: pid 0 took 0.0 s to read"
@@ -267,7 +270,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(bank.backend, "listed_holders", leaving)
-        left = await observer.for_change(device)
+        left = await observer.look(device, Purpose.CHANGE)
     assert left.holders == ()
     assert left.used_at >= before
     assert left.observed_since >= before, "a scrub under way is not valid either"
@@ -289,17 +292,17 @@ async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, proce
         return found
 
     monkeypatch.setattr(bank.backend, "listed_holders", ending)
-    seen = await observer.for_change(device)
+    seen = await observer.look(device, Purpose.CHANGE)
     assert (seen.holders, seen.unobserved, seen.used_at) == ((), "", -math.inf)
 
 
 @pytest.mark.usefixtures("no_uses")
-@pytest.mark.parametrize("ask", ["for_round", "all_for_round"])
+@pytest.mark.parametrize("ask", ["alone", "with all"])
 async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
-    device, asked = record(bank, bank.first), "has_holders" if ask == "for_round" else "quick_observation"
+    device, asked = record(bank, bank.first), "has_holders" if ask == "alone" else "quick_observation"
     answer = getattr(bank.backend, asked)
-    await observer.for_change(device)
+    await observer.look(device, Purpose.CHANGE)
 
     def leaving(uuid: str) -> object:
         found = answer(uuid)
@@ -310,11 +313,11 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(bank.backend, asked, leaving)
-        if ask == "for_round":
-            left = await observer.for_round(device)
+        if ask == "alone":
+            left = await observer.look(device, Purpose.ROUND)
         else:
-            await observer.all_for_round([device])
-            left = await observer.for_round(device)
+            await observer.look_at_all([device])
+            left = await observer.look(device, Purpose.ROUND)
     assert left.holders == ()
     assert left.used_at >= before
 
@@ -330,7 +333,7 @@ async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes
         return search(*asked, **more)
 
     monkeypatch.setattr(processes, "holders", beginning)
-    assert (await observer.for_change(device)).holders == ()
+    assert (await observer.look(device, Purpose.CHANGE)).holders == ()
 
 
 @pytest.mark.usefixtures("no_uses")
@@ -341,9 +344,9 @@ async def test_a_round_finds_the_bystander_of_the_owner(bank, processes, launch,
         driver, processes, tmp_path, since, lives.no_reset, lambda _: lambda it: it.pid == bystander.pid
     )
     owner = Owner(POD, Moment(0.0, 0.0), seen=True, unannounced=True)
-    facts = await observer.for_round(lives.but(record(bank, bank.first), state=State.IN_USE, owner=owner))
+    facts = await observer.look(lives.but(record(bank, bank.first), state=State.IN_USE, owner=owner), Purpose.ROUND)
     assert (facts.holders, facts.owner_alive, facts.bystander_pods) == ((), True, frozenset({POD}))
-    assert (await observer.for_round(record(bank, bank.second))).bystander_pods == frozenset()
+    assert (await observer.look(record(bank, bank.second), Purpose.ROUND)).bystander_pods == frozenset()
 
 
 @pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
@@ -359,7 +362,7 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     elif listed != "nobody":
         driver.releases = listed == "released"
         monkeypatch.setattr(bank.backend, "listed_holders", _no_answer)
-    facts = await observer.for_step(device)
+    facts = await observer.look(device, Purpose.STEP)
     assert processes.searching.is_set() is (listed in ("a holder", "released"))
     found = None if facts.holders is None else [it.container for it in facts.holders]
     assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
@@ -372,9 +375,9 @@ async def test_each_look_tells_whether_a_sibling_is_being_reset(bank, processes,
     )
     alone = record(bank, bank.first)
     device = scrubbed(replace(alone, device=replace(alone.device, reset_domain="switch")))
-    looks = observer.for_round, observer.for_change, observer.for_step
-    assert [(await look(device)).domain_resetting for look in looks] == [is_reset] * 3
-    assert not (await observer.for_change(alone)).domain_resetting, "it has no sibling"
+    looks = [await observer.look(device, it) for it in (Purpose.ROUND, Purpose.CHANGE, Purpose.STEP)]
+    assert [seen.domain_resetting for seen in looks] == [is_reset] * 3
+    assert not (await observer.look(alone, Purpose.CHANGE)).domain_resetting, "it has no sibling"
 
 
 def _no_answer(_uuid: str) -> frozenset[int]:
@@ -394,7 +397,7 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 
     monkeypatch.setattr(bank.backend, "living", none_so_far)
     processes.go_on.clear()
-    observing = asyncio.create_task(observer.for_change(owned))
+    observing = asyncio.create_task(observer.look(owned, Purpose.CHANGE))
     assert await asyncio.to_thread(asked.wait, WITHIN)
     launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
     processes.go_on.set()
@@ -407,7 +410,7 @@ async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes,
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     monkeypatch.setattr(bank.backend, "has_ended", lambda container: container == POD)
     monkeypatch.setattr(bank.backend, "living", lambda: pytest.fail("went through all processes"))
-    assert (await observer.for_change(owned)).owner_alive is False
+    assert (await observer.look(owned, Purpose.CHANGE)).owner_alive is False
 
 
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
@@ -421,7 +424,7 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
         return said
 
     monkeypatch.setattr(bank.backend, "read_uses", starts_meanwhile)
-    facts = await observer.for_step(owned)
+    facts = await observer.look(owned, Purpose.STEP)
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
@@ -453,29 +456,29 @@ READ = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 16)"
 @pytest.mark.parametrize(
     ("ask", "file", "program", "counts"),
     [
-        ("for_round", "memory", WRITE, True),
-        ("all_for_round", "memory", WRITE, True),
-        ("for_change", "memory", WRITE, True),
-        ("for_round", "chip", WRITE, True),
-        ("for_round", "memory", MAP, True),
-        ("for_round", "memory", SEND, True),
-        ("for_round", "memory", READ, False),
+        (Purpose.ROUND, "memory", WRITE, True),
+        (None, "memory", WRITE, True),
+        (Purpose.CHANGE, "memory", WRITE, True),
+        (Purpose.ROUND, "chip", WRITE, True),
+        (Purpose.ROUND, "memory", MAP, True),
+        (Purpose.ROUND, "memory", SEND, True),
+        (Purpose.ROUND, "memory", READ, False),
     ],
 )
 async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_path, ask, file, program, counts):
-    """Whoever can only read leaves nothing behind."""
+    """Whoever can only read leaves nothing behind. No purpose: in a round of all devices."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, other = record(bank, bank.first), record(bank, bank.second)
     for it in (device, other):
-        await observer.for_change(it)
+        await observer.look(it, Purpose.CHANGE)
     before = clock.now().uptime
     user = await asyncio.create_subprocess_exec(sys.executable, "-c", program, getattr(bank.place(bank.first), file))
     assert await user.wait() == 0
-    if ask == "all_for_round":
-        seen = await observer.all_for_round([lives.but(it, state=State.CLEAN) for it in (device, other)])
+    if ask is None:
+        seen = await observer.look_at_all([lives.but(it, state=State.CLEAN) for it in (device, other)])
         left, elsewhere = seen[bank.first], seen[bank.second]
     else:
-        left, elsewhere = [await getattr(observer, ask)(it) for it in (device, other)]
+        left, elsewhere = [await observer.look(it, ask) for it in (device, other)]
     assert left.holders == ()
     assert (left.used_at >= before) is counts
     assert elsewhere.used_at < before
@@ -490,17 +493,17 @@ async def test_too_many_uses_count_for_their_device_only(bank, processes, tmp_pa
     device, other = record(bank, bank.first), record(bank, bank.second)
     queues = _inotify_instances()
     for it in (device, other):
-        await observer.for_change(it)
+        await observer.look(it, Purpose.CHANGE)
     assert _inotify_instances() == queues + 2, "all programs of a user share few instances"
     before, place = clock.now().uptime, bank.place(bank.first)
     for number in range(MOST_EVENTS + 1):  # in turns: the kernel joins equal events
         os.close(os.open(place.memory if number % 2 else place.chip, os.O_RDWR))
-    assert (await observer.for_round(other)).used_at < before
-    used = (await observer.for_round(device)).used_at
+    assert (await observer.look(other, Purpose.ROUND)).used_at < before
+    used = (await observer.look(device, Purpose.ROUND)).used_at
     assert used >= before
-    assert (await observer.for_round(device)).used_at == used, "the next reports fit again"
+    assert (await observer.look(device, Purpose.ROUND)).used_at == used, "the next reports fit again"
     os.close(os.open(place.memory, os.O_RDWR))
-    assert (await observer.for_round(device)).used_at > used
+    assert (await observer.look(device, Purpose.ROUND)).used_at > used
 
 
 def _inotify_instances() -> int:

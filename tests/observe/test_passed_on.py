@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import DeviceInfo, Holder
+from scrubber.core.observation import Purpose
 from scrubber.devices.base import UNSHOWN
 from scrubber.devices.simulated import layout, loops
 from scrubber.node.processes import Processes
@@ -196,5 +197,5 @@ async def test_who_receives_it_behind_the_search_is_named(nodes, sent, receiver,
     observer = Observer(
         DriverCalls(nodes.backend, "boot"), Passing(receiver), tmp_path, ObservedSince(0.0), lives.no_reset
     )
-    facts = await observer.searched(replace(lives.CLEAN, device=sent))
+    facts = await observer.look(replace(lives.CLEAN, device=sent), Purpose.RESET)
     assert [holder.pid for holder in facts.holders or ()] == [receiver.process.pid]

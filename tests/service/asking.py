@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from scrubber.core import events as ev
+from scrubber.core.model import Facts
+from scrubber.core.observation import Purpose
+from scrubber.core.record import Record
 from scrubber.node import assignments
+from scrubber.observe.observer import Observer
 
 
 def rows(world, kind, device=None):
@@ -59,3 +66,16 @@ async def let_on(world, pod, *devices):
     await world.tenant_requests.start(devices, None)
     world.truth.started(pod, devices[0])
     return [world.run(pod, device) for device in devices]
+
+
+def looking(
+    observer: Observer, *purposes: Purpose, does: Callable[[Callable[[], Awaitable[Facts]], Record], Awaitable[Facts]]
+) -> Callable[..., Awaitable[Facts]]:
+    """``Observer.look`` that goes this way for these purposes. ``does`` gets the real look, and the record."""
+    real = observer.look
+
+    async def look(record: Record, purpose: Purpose, **more: Any) -> Facts:  # noqa: ANN401 - passed on
+        asked = partial(real, record, purpose, **more)
+        return await (does(asked, record) if purpose in purposes else asked())
+
+    return look

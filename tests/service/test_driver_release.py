@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
+from scrubber.core.observation import Purpose
 from scrubber.core.plans import STEPS, Driver
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import RETRY_AFTER
@@ -106,8 +107,8 @@ async def test_our_own_reset_is_not_a_foreign_one(world):
     device = world.uuids[0]
     async with world.life.jobs.slots.driver_release.during_reset(device):
         world.node.reset_by_tools.add(device)
-        assert (await world.life.observer.for_change(world.record(device))).holders == ()
-    assert (await world.life.observer.for_change(world.record(device))).holders is None
+        assert (await world.life.observer.look(world.record(device), Purpose.CHANGE)).holders == ()
+    assert (await world.life.observer.look(world.record(device), Purpose.CHANGE)).holders is None
     world.node.reset_by_tools.clear()
 
 

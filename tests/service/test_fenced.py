@@ -12,6 +12,7 @@ from scrubber.core import events as ev
 from scrubber.core.acquire import ForClaim, ForJob
 from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State, Step
+from scrubber.core.observation import Purpose
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
 from tests.service.asking import at_step, healthy, rows, scrubs, written_down
@@ -300,7 +301,9 @@ async def test_a_reset_takes_searches(fenced, monkeypatch):
     world._worker = Counting
     await world.operator_requests.scrub(device, ScrubPath.RESET)
     await at_step(world, device, Step.CLEAR)
-    await world.life.observer.before_start(world.record(device), "next")  # the tool counts as ours so far
+    await world.life.observer.look(
+        world.record(device), Purpose.START, starting_pod="next"
+    )  # the tool counts as ours so far
     await scrubbed(world, device)
     assert before[Step.EVICT] < before[Step.RESET] < before[Step.HEALTH] < searches.count
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,8 +11,9 @@ from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForPod
 from scrubber.core.model import AilmentKind, Facts, Outcome, ScrubPath, State, Step, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
-from tests.service.asking import at_step, healthy, results, rows
+from tests.service.asking import at_step, healthy, looking, results, rows
 from tests.service.world import World
 
 
@@ -76,11 +77,9 @@ async def test_a_fault_that_a_test_has_found_outlives_its_cancellation(world):
 async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world, monkeypatch, ask):
     device = await begun(world)
     await at_step(world, device, Step.EVICT)
-    method = "for_round" if ask == "acquire" else "before_start"
-    look = getattr(world.life.observer, method)
 
-    async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
-        facts: Facts = await look(record, *args, **more)
+    async def slow(look: Callable[[], Awaitable[Facts]], record: Record) -> Facts:
+        facts = await look()
         job = world.life.jobs.of(device)
         at_evict = job is not None and job.step is Step.EVICT
         if record.device.uuid == device and at_evict:
@@ -88,7 +87,8 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
             await at_step(world, device, Step.RESET)
         return facts
 
-    monkeypatch.setattr(world.life.observer, method, slow)
+    purpose = Purpose.ROUND if ask == "acquire" else Purpose.START
+    monkeypatch.setattr(world.life.observer, "look", looking(world.life.observer, purpose, does=slow))
     if ask == "acquire":
         with pytest.raises(NotReady) as refused:
             await world.tenant_requests.acquire([device], ForPod(announced=True))

@@ -11,8 +11,9 @@ from scrubber.core import events as ev
 from scrubber.core import ownership, pauses
 from scrubber.core.acquire import ForJob
 from scrubber.core.model import Facts, State
+from scrubber.core.observation import Purpose
 from scrubber.service.context import ServiceContext
-from tests.service.asking import let_on, rows, scrubs, written_down
+from tests.service.asking import let_on, looking, rows, scrubs, written_down
 
 LONG = 300.0
 
@@ -169,19 +170,20 @@ async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     """Two devices are asked for and one cannot be recorded: the look at the other must end with the question."""
     first, second = world.uuids
     world.node.end_container(await world.tenancy(first, second))
-    look, late = world.life.observer.before_grant, asyncio.Event()
+    observer, late = world.life.observer, asyncio.Event()
+    look = observer.look
 
-    async def slow(record, recipient) -> Facts:
-        facts: Facts = await look(record, recipient)
+    async def slow(asked, record) -> Facts:
+        facts: Facts = await asked()
         if record.device.uuid == second:
             await late.wait()
         return facts
 
-    world.life.observer.before_grant = slow
+    observer.look = looking(observer, Purpose.RESERVE, Purpose.GRANT, does=slow)
     world.life.disk.full = True
     with pytest.raises(LedgerUnavailable):
         await world.acquire("next", first, second, announced=True)
-    world.life.observer.before_grant = look
+    observer.look = look
     world.life.disk.full = False
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])

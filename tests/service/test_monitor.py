@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import AilmentKind, Facts, State, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.observe.observed_since import OBSERVED_WITHIN, UNOBSERVED
 from scrubber.service.monitor import CONCURRENT
-from tests.service.asking import healthy, let_on, scrubs
+from tests.service.asking import healthy, let_on, looking, scrubs
 
 MANY = 3 * CONCURRENT
 
@@ -124,20 +126,19 @@ async def test_quiet_devices_take_no_search_of_the_processes(begin, monkeypatch)
 
 async def test_a_fault_in_a_search_ends_no_rounds(begin, monkeypatch):
     world = await settled(begin, 2)
-    full, (first, second) = world.life.observer.for_change, world.uuids
+    first, second = world.uuids
     has_holders = world.node.has_holders
 
-    async def broken(record: Record) -> Facts:
+    async def broken(look: Callable[[], Awaitable[Facts]], record: Record) -> Facts:
         if record.device.uuid == first:
             raise ValueError("a fault of ours")
-        facts: Facts = await full(record)
-        return facts
+        return await look()
 
     def unknown(uuid: str) -> bool | None:  # so it is searched for
         return None if uuid == first else has_holders(uuid)
 
     monkeypatch.setattr(world.node, "has_holders", unknown)
-    monkeypatch.setattr(world.life.observer, "for_change", broken)
+    monkeypatch.setattr(world.life.observer, "look", looking(world.life.observer, Purpose.ROUND, does=broken))
     with capture_logs() as lines:
         await asyncio.sleep(OBSERVED_WITHIN)
     assert any("a fault of ours" in str(line.get("exc_info")) for line in lines)

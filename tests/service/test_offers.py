@@ -11,8 +11,9 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core.acquire import ForPod
 from scrubber.core.model import Facts, State
+from scrubber.core.observation import Purpose
 from scrubber.service.context import WITHHOLD_SECONDS
-from tests.service.asking import healthy, let_on
+from tests.service.asking import healthy, let_on, looking
 
 
 async def test_r4_a_refused_device_in_use_is_withheld_until_release(world):
@@ -62,16 +63,16 @@ async def test_x31_an_abandoned_withheld_grant_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
     device, observer = world.uuids[0], world.life.observer
     await world.acquire("gone", device, announced=True)
-    full, look = observer.for_change, observer.before_grant
+    look = observer.look
 
-    async def blind(record, *_args, **_kwargs) -> Facts:
-        seen: Facts = await full(record)
+    async def blind(asked, _record) -> Facts:
+        seen: Facts = await asked()
         return replace(seen, holders=None)
 
-    observer.before_grant = blind
+    observer.look = looking(observer, Purpose.RESERVE, Purpose.GRANT, does=blind)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    observer.before_grant = look
+    observer.look = look
     await asyncio.sleep(60)
     assert healthy(world, device)
     assert world.state(device) is State.CLEAN
@@ -104,17 +105,17 @@ async def test_a_disk_that_is_freed_in_time_fails_none(world):
 
 async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world):
     device, observer = world.uuids[0], world.life.observer
-    quick = observer.for_round
+    quick = observer.look
 
-    async def slow(record) -> Facts:
+    async def slow(look, _record) -> Facts:
         await asyncio.sleep(14)
-        seen: Facts = await quick(record)
+        seen: Facts = await look()
         return seen
 
-    observer.for_round = slow
+    observer.look = looking(observer, Purpose.ROUND, does=slow)
     tending = world.spawn(world.upkeep.reconcile(device))
     await asyncio.sleep(0.5)
-    observer.for_round = quick
+    observer.look = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
             await world.tenant_requests.acquire([device], ForPod(announced=True))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from scrubber.core.acquire import ForClaim, ForPod
 from scrubber.core.events import LedgerEntry
 from scrubber.core.fencing import Pods
 from scrubber.core.model import Ailment, AilmentKind, Facts, HealthRead, ScrubPath, Sign, State, Step, Trigger, Xid
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import compaction
@@ -23,7 +23,7 @@ from scrubber.ledger.database import Loaded
 from scrubber.steps.orders import Order, Report
 from scrubber.workers.worker import BrokenError
 from tests.ledger import memory_store
-from tests.service.asking import at_step, let_on, rows, written_down
+from tests.service.asking import at_step, let_on, looking, rows, written_down
 from tests.service.pretend_worker import AMinuteOfTests, PretendWorker
 
 
@@ -291,16 +291,15 @@ async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch,
     device = world.uuids[0]
     await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.EVICT)
-    method = "for_round" if ask == "acquire" else "for_change"
-    look = getattr(world.life.observer, method)
 
-    async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
-        facts: Facts = await look(record, *args, **more)
-        if record.state is State.SCRUBBING and (more.get("starting_pod") or ask == "acquire"):
+    async def slow(look: Callable[[], Awaitable[Facts]], record: Record) -> Facts:
+        facts = await look()
+        if record.state is State.SCRUBBING:
             await world.reach(device, State.CLEAN)
         return facts
 
-    monkeypatch.setattr(world.life.observer, method, slow)
+    purpose = Purpose.ROUND if ask == "acquire" else Purpose.START
+    monkeypatch.setattr(world.life.observer, "look", looking(world.life.observer, purpose, does=slow))
     await (
         world.tenant_requests.acquire([device], ForPod(announced=True))
         if ask == "acquire"

@@ -399,7 +399,7 @@ async def test_a_foreign_process_on_the_gpu_is_named(begin, monkeypatch, who):
     openers = LiveOpeners(lambda: wall)
     openers.add(device, Opener(process.container, pod, "sh", 1, False, 1, 0, wall, wall), ignored=False, at=0.0)
     monkeypatch.setattr(guard, "openers", openers)
-    monkeypatch.setattr(guard, "exempts", lambda _uuid, pod, _place, **_: pod.startswith("monitoring/"))
+    monkeypatch.setattr(guard.places, "exempts", lambda _uuid, pod, _place, **_: pod.startswith("monitoring/"))
     for state in ("with its pod", "and after it")[: 1 if who == "the owner" else 2]:
         explained = await world.life.reporter.explain(device)
         named = any(f"`kill {process.pid}`" in it for it in explained.advice)
@@ -432,12 +432,12 @@ async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     else:
         world.foreign(device, "monitor", None if who.endswith("unit") else "uid-9")
     exempt, group = "exempt" in who, frozenset({7})
-    monkeypatch.setattr(guard, "exempts", lambda _uuid, _pod, place, **_: exempt and place == "uid-9")
+    monkeypatch.setattr(guard.places, "exempts", lambda _uuid, _pod, place, **_: exempt and place == "uid-9")
     sources = replace(
-        guard._sources, group_of=lambda _holder: 7, place=lambda _group: GroupPlace("/x.service", None, group),
-        terms=lambda uuid, asks=guard._sources.terms: replace(asks(uuid), exempt=group if exempt else frozenset()),
+        guard.places._sources, group_of=lambda _holder: 7, place=lambda _group: GroupPlace("/x.service", None, group),
+        terms=lambda uuid, asks=guard.places._sources.terms: replace(asks(uuid), exempt=group if exempt else frozenset()),
     )  # fmt: skip
-    monkeypatch.setattr(guard, "_sources", sources)
+    monkeypatch.setattr(guard.places, "_sources", sources)
     await asyncio.sleep(3)
     [holder] = (await world.life.reporter.status([device])).devices[0].holders
     advice = " ".join((await world.life.reporter.explain(device)).advice)
@@ -467,7 +467,7 @@ async def test_an_exempt_unit_is_not_advised_again(begin, monkeypatch, is_exempt
     device, guard = world.uuids[0], world.life.observer.driver.guard
     opener = replace(opened_now(world, "/system.slice/x.service"), pod="")
     await world.life.ledger.append("", (device, replace(attempt(held=False), opener=opener)))
-    monkeypatch.setattr(guard, "exempts", lambda _uuid, _pod, place, **_: is_exempt and place == opener.place)
+    monkeypatch.setattr(guard.places, "exempts", lambda _uuid, _pod, place, **_: is_exempt and place == opener.place)
     advice = " ".join((await world.life.reporter.explain(device)).advice)
     assert ("before the policy exempted it" in advice, "add its unit" in advice) == (is_exempt, not is_exempt)
 
@@ -696,8 +696,15 @@ class Following:
     def exempts(self, _uuid: str, pod: str, _place: str, *, before: bool = False) -> bool:  # noqa: ARG002 - as the guard has it
         return pod.startswith("monitoring/")
 
-    def read_uses(self, _uuid: str) -> None:
+    def read(self, _uuid: str) -> None:
         """It has counted nothing."""
+
+    @property
+    def rules(self) -> Following:
+        """It is all that it consists of."""
+        return self
+
+    places = count = rules
 
 
 async def test_an_opener_is_exempt_as_the_policy_says_now(begin, monkeypatch):

@@ -12,12 +12,13 @@ import pytest
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.core import answers, pauses
 from scrubber.core import events as ev
-from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
+from scrubber.core.acquire import ForClaim, ForJob, ForPod
 from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.service.context import MAX_ROUNDS
-from tests.service.asking import reported, rows, scrubs
+from tests.service.asking import looking, reported, rows, scrubs
 from tests.service.node import Kind
 
 
@@ -133,11 +134,10 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
     tenant = await world.tenancy(one, other)
     for process in [it for it in world.node.everybody() if it.container == tenant]:
         world.node.leave(process)
-    observe: Callable[..., Awaitable[Facts]] = world.context.observer.before_grant
     decided = asyncio.Event()
 
-    async def in_turn(record: Record, recipient: Recipient) -> Facts:
-        facts = await observe(record, recipient)
+    async def in_turn(look: Callable[[], Awaitable[Facts]], record: Record) -> Facts:
+        facts = await look()
         if record.device.uuid == other:
             await decided.wait()
             world.change_policy("strict")
@@ -145,7 +145,8 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
             decided.set()
         return facts
 
-    monkeypatch.setattr(world.context.observer, "before_grant", in_turn)
+    observer = world.context.observer
+    monkeypatch.setattr(observer, "look", looking(observer, Purpose.RESERVE, Purpose.GRANT, does=in_turn))
     with pytest.raises(NotReady):
         await world.tenant_requests.acquire([one, other], ForPod(announced=True))
     receipts = [it.receipt for it in rows(world, ev.ScrubPassed, one)]
@@ -364,27 +365,26 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
 @pytest.mark.parametrize(("within", "done"), [(10.0, True), (7.0, False)])
 async def test_only_its_caller_limits_a_release(world, monkeypatch, within, done):
     """The budget of Allocate does not: on a busy node, Slurm would drain the node."""
-    device, full = world.uuids[0], world.context.observer.for_change
+    device, observer = world.uuids[0], world.context.observer
     world.node.end_container(await world.tenancy(device))
 
-    async def slow(*args: object, **more: object) -> object:
+    async def slow(look: Callable[[], Awaitable[Facts]], _record: Record) -> Facts:
         await asyncio.sleep(8.0)
-        return await full(*args, **more)
+        return await look()
 
-    monkeypatch.setattr(world.context.observer, "for_change", slow)
+    monkeypatch.setattr(observer, "look", looking(observer, Purpose.CHANGE, does=slow))
     with nullcontext() if done else pytest.raises(NotReady, match="cannot say in time"):
         await world.tenant_requests.release([device], within=within)
 
 
 def hang_from(world, monkeypatch, moment: float) -> None:
-    """Full observations that begin after this moment do not end."""
-    full = world.context.observer.for_change
+    """Looks that begin after this moment do not end."""
 
-    async def slower(*args: object, **more: object) -> object:
+    async def slower(look: Callable[[], Awaitable[Facts]], _record: Record) -> Facts:
         await asyncio.sleep(10**6 if world.loop.time() > moment else 0)
-        return await full(*args, **more)
+        return await look()
 
-    monkeypatch.setattr(world.context.observer, "for_change", slower)
+    monkeypatch.setattr(world.context.observer, "look", looking(world.context.observer, *Purpose, does=slower))
 
 
 async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch):

@@ -13,6 +13,7 @@ from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForJob, ForPod
 from scrubber.core.model import ScrubPath, State, Step
+from scrubber.core.observation import Purpose
 from scrubber.core.use_counter import UseCounter
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
@@ -214,7 +215,7 @@ async def test_a_use_counter_lost_during_a_scrub_leaves_no_receipt(begin, switch
     job = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.VERIFY)
     setattr(world.node, switch, not now)
-    await world.life.observer.for_change(world.record(device))
+    await world.life.observer.look(world.record(device), Purpose.CHANGE)
     setattr(world.node, switch, now)
     await job.finished.wait()
     assert job.receipt is None
@@ -266,9 +267,9 @@ def traced_searches(world: World, device: str, monkeypatch: pytest.MonkeyPatch) 
     """The state of the device at each search for its holders, from now on."""
     search, seen = world.life.observer.holders.of, list[State]()
 
-    async def traced(uuids) -> object:
+    async def traced(uuids, listed) -> object:
         seen.extend([world.record(device).state] * (device in uuids))
-        return await search(uuids)
+        return await search(uuids, listed)
 
     monkeypatch.setattr(world.life.observer.holders, "of", traced)
     return seen

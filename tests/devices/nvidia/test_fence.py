@@ -12,6 +12,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import proof
 from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter
 from scrubber.devices.nvidia.backend import Nvidia
@@ -70,8 +71,8 @@ class Run:
         """A GPU that was proven clean just now."""
         device = next(it for it in await self.observer.driver.inventory() if it.uuid == uuid)
         scrubbing = replace(lives.SCRUBBING, device=device, incarnation=self._incarnation)
-        await self.observer.for_change(scrubbing)  # a scrub begins with one, too
-        facts = await self.observer.for_change(scrubbing)
+        await self.observer.look(scrubbing, Purpose.CHANGE)  # a scrub begins with one, too
+        facts = await self.observer.look(scrubbing, Purpose.CHANGE)
         assert isinstance(facts.use_reading, Counted)
         assert facts.use_reading.by is UseCounter.FENCE
         receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=UseCounter.FENCE.value)
@@ -85,7 +86,7 @@ class Run:
         await self.observer.driver.inventory()
         self.observer.recorded(record)
         self.observer.resume([record])
-        return await self.observer.for_change(record)
+        return await self.observer.look(record, Purpose.CHANGE)
 
     def stop(self) -> None:
         self.guard.close()
@@ -109,10 +110,10 @@ async def test_each_short_use_of_a_clean_gpu_ends_its_proof(start, gpu, foreign:
     service = start()
     for _ in range(3):
         record = await service.proven(gpu.uuid)
-        unused = await service.observer.for_change(record)
+        unused = await service.observer.look(record, Purpose.CHANGE)
         assert proof.ended(record, unused) is None
         run(foreign, USES, str(tmp_path / "node"), str(record.device.minor))
-        ended = proof.ended(record, await service.observer.for_round(record))
+        ended = proof.ended(record, await service.observer.look(record, Purpose.ROUND))
         assert isinstance(ended, ev.Soiled)
 
 
@@ -133,7 +134,7 @@ async def test_a_use_after_the_proof_is_known_after_a_restart(start, gpu, foreig
     service = start()
     record = await service.proven(gpu.uuid)
     run(foreign, USES, str(tmp_path / "node"), str(record.device.minor))
-    await service.observer.for_change(record)
+    await service.observer.look(record, Purpose.CHANGE)
     service.observer.recorded(record)
     asked = await start().resumed(record)
     assert isinstance(proof.ended(record, asked), ev.Soiled)

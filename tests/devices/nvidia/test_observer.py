@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
+from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, UseCounter, UseReading
 from scrubber.devices.base import DeviceError
@@ -93,10 +94,10 @@ async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkey
     uses = [1]
     monkeypatch.setattr(backend, "read_uses", lambda _: Counted(UseCounter.FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
-    await observer.for_change(here)
+    await observer.look(here, Purpose.CHANGE)
     before = clock.now().uptime
     processes.use = lambda: uses.append(1)
-    seen = await observer.for_change(here)
+    seen = await observer.look(here, Purpose.CHANGE)
     assert seen.holders == ()
     assert seen.used_at >= before
 
@@ -106,7 +107,7 @@ async def test_no_holders_are_known_without_an_answer_of_the_counter(gpu, backen
         raise DeviceError("the driver does not answer")
 
     monkeypatch.setattr(backend, "read_uses", fails)
-    assert (await new_observer().for_change(record(backend, gpu.uuid))).holders is None
+    assert (await new_observer().look(record(backend, gpu.uuid), Purpose.CHANGE)).holders is None
 
 
 async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, new_observer) -> None:
@@ -116,9 +117,9 @@ async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, ne
     observer = new_observer()
     release = DriverRelease(observer.driver)
     async with release.during_reset(*cut):
-        assert (await observer.for_change(here)).holders == ()
+        assert (await observer.look(here, Purpose.CHANGE)).holders == ()
         rig.cut(0)
-        assert (await observer.for_change(here)).holders is None
+        assert (await observer.look(here, Purpose.CHANGE)).holders is None
 
 
 async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, new_observer) -> None:
@@ -128,8 +129,8 @@ async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, n
         gpu.set(lost=True)
         before = questions(rig)
         assert await observer.health.vitals(gpu.uuid) is None
-        assert (await observer.for_change(here)).holders is None
-        assert (await observer.for_round(here)).holders is None
+        assert (await observer.look(here, Purpose.CHANGE)).holders is None
+        assert (await observer.look(here, Purpose.ROUND)).holders is None
         assert questions(rig) == before
     vitals = await observer.health.vitals(gpu.uuid)
     assert vitals is not None
@@ -309,6 +310,6 @@ async def test_only_a_lost_slice_needs_an_observation(rig, cut, backend, new_obs
     observer = new_observer()
     for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
         out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
-        seen = await observer.all_for_round([lives.but(gone, state=State.QUARANTINED, quarantine=out)])
+        seen = await observer.look_at_all([lives.but(gone, state=State.QUARANTINED, quarantine=out)])
         facts = seen.get(cut[0])
         assert (facts.vitals if facts is not None else None) == found

@@ -19,6 +19,7 @@ from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import acquire, answers
 from scrubber.core.acquire import ForPod
 from scrubber.core.model import AilmentKind
+from scrubber.core.observation import Purpose
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import nvml
 from scrubber.devices.nvidia.backend import Nvidia
@@ -151,7 +152,7 @@ async def test_while_gpus_are_set_up_a_request_waits(service) -> None:
     await restart(service)
     context = service.built.service.context
     record = next(iter(context.ledger.records.values()))
-    facts = await context.observer.before_grant(record, ForPod())
+    facts = await context.observer.look(record, Purpose.GRANT)
     answer = acquire.decide(record, facts, context.device_policy(record.device.uuid).policy, context.now(), ForPod())
     assert isinstance(answer, answers.Wait)
     await service.set_up(files)
