@@ -14,8 +14,8 @@ import secrets
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks import hooks, processes, rig
@@ -32,8 +32,9 @@ from scrubber.ledger.ledger_rows import LedgerRow
 from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"
+OPEN_TO_ALL = "{fence: {mode: watch}}"  # `hold` keeps off a container that asked nobody
 # What the next pod waits for, where Allocate waits and where PreStartContainer does.
-WAITS = {"Allocate": "{fence: {mode: watch}}", "PreStartContainer": "{fence: {mode: hold}}"}
+WAITS = {"Allocate": OPEN_TO_ALL, "PreStartContainer": "{fence: {mode: hold}}"}
 SANDBOX = 0.15  # seconds for the sandbox of a pod, between the two hooks
 GPUS = 4
 GAPS = (0.0, 0.005, 1.0)  # seconds
@@ -49,8 +50,9 @@ async def measure(*, quick: bool) -> list[Figure]:
     """Pods that end while the other GPUs are free, beside other processes, on a full node; then nothing at all."""
     dice = random.Random(7)  # noqa: S311 - the same pauses each time
     figures: list[Figure] = []
-    async with _node() as stage:
-        figures += _noticed([await _bypass(stage, dice) for _ in range(3 if quick else ENDS)])
+    with _policy(OPEN_TO_ALL) as policy:
+        async with _node(policy=policy) as stage:
+            figures += _noticed([await _bypass(stage, dice) for _ in range(3 if quick else ENDS)])
     for about, (crowd, _) in hooks.CROWDS.items():
         with crowd():
             async with _node() as stage:
@@ -240,10 +242,8 @@ async def _waited(hook: str, policy: str, pods: int) -> list[Figure]:
     """A pod follows at once on a GPU that must be scrubbed."""
     hooks: list[float] = []
     whole: list[float] = []
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as written:
-        written.write(f"name: waits\ndefaults: {policy}\n")
-        written.flush()
-        async with _node(1, written.name, Slow) as stage:
+    with _policy(policy) as path:
+        async with _node(1, path, Slow) as stage:
             pod = await _running(stage)
             for _ in range(pods):
                 await asyncio.sleep(LIVES)
@@ -275,6 +275,15 @@ async def _idle(gpus: int, crowd: int, seconds: float) -> list[Figure]:
 
 
 # -- the same few moves
+
+
+@contextmanager
+def _policy(defaults: str) -> Iterator[str]:
+    """The path of a policy file with these defaults."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as written:
+        written.write(f"name: measured\ndefaults: {defaults}\n")
+        written.flush()
+        yield written.name
 
 
 @asynccontextmanager
