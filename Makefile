@@ -69,7 +69,7 @@ format: $(READY) ## fix what the linters can fix
 golden: $(READY) ## write the words of tests/cli/golden again; exit codes stay, and are red where they differ
 	@$(PYTEST) --golden tests/cli/test_golden.py $(ARGS)
 
-bench: $(READY) ## measure, and print the figures
+bench: $(READY) $(KERNELS) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 trial: $(READY) $(KERNELS) ## try everything on this machine's NVIDIA GPU, in nine minutes; resets nothing, changes no setting

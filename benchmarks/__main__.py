@@ -90,4 +90,5 @@ def main() -> None:
     print(table(figures))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -144,7 +144,8 @@ class Claims:
         name = f"claim-{self._made}"
         results = [{"driver": DRIVER, "pool": NODE, "request": "gpu", "device": uuid.lower()}]
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{self._made}"}
-        status = {"allocation": {"devices": {"results": results}}}
+        pod = {"resource": "pods", "name": f"pod-{self._made}", "uid": f"pod-{self._made}"}
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": [pod]}
         self._server.put(CLAIMS, {"kind": "ResourceClaim", "metadata": metadata, "status": status})
         return wire.Claim(namespace="default", name=name, uid=metadata["uid"])
 

@@ -5,11 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import service_page
+from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.figures import Figure
 
-PAGES = Path(__file__).parents[2] / "docs/measurements"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs/measurements"
 ROW = re.compile(r"^\| ([^|]+?) \| (-?[\d.]+) ([^|]+?) \| ([^|]*?) ?(?:\| \d+ )?\|$", re.MULTILINE)
 
 
@@ -57,3 +60,10 @@ def test_a_measurement_replaces_only_its_own_values(tmp_path, monkeypatch):
     assert (record["idle"]["machine"], record["idle"]["figures"][0]["value"]) == ({"cpu": "one"}, 2.0)
     assert "## The idle service\n\n" in service_page.page()
     assert "on another machine: cpu one." in service_page.page()
+
+
+def test_the_nightly_workflow_runs_every_measurement_of_the_record():
+    """README and the page of the service show figures of the record. ``make bench`` runs all measurements."""
+    *_, last = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]["bench"]["steps"]
+    assert re.search(r"make bench PYTHON=python ARGS=--quick$", last["run"].strip())
+    assert json.loads(service_page.RECORD.read_text()).keys() | service_page.TITLES.keys() <= MEASUREMENTS.keys()
