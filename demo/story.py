@@ -211,7 +211,7 @@ async def _hand_over(play: Play) -> None:
     play.pods["b"] = await stage.installation.later(play.pods["b"])
     call = [call for call in stage.kubelet.calls if call.method == stage.installation.call][-1]
     play.check_gpu("b", TENANT, f"{call.method} took {call.seconds * 1000:.1f} ms")
-    if isinstance(stage.installation, ByPlugin):  # a claim has its receipt in its status
+    if isinstance(stage.installation, ByPlugin):  # the containers of a claim find no receipt
         async with stage.admin() as admin:
             await _blocking(_verify, play, uuid, await admin.history(uuid))
 

@@ -72,7 +72,6 @@ USERS = {
     "--plugins-dir": "platform: a kubelet with another root directory, such as of k0s or MicroK8s",
     "--registry-dir": "platform: the same",
     "--clean-within": "SRE: `paths.new_tenant: slow`, whose scrubs take longer; 0: the next pod waits, not the end",
-    "--claim-status": "tenant: evidence in the claim",
 }
 _MADE = re.compile(r"(<!-- made by `make docs`: begin -->\n).*(<!-- made by `make docs`: end -->)", re.DOTALL)
 

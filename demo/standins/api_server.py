@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +19,6 @@ from demo.standins.http_api import JSON, Answer, HttpApi, Request, Stream, head,
 
 Object: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, str]  # resource, namespace, name
-DeviceId: TypeAlias = tuple[str, str, str]  # driver, pool, device
 
 NODES, SLICES, CLAIMS, RULES = "nodes", "resourceslices", "resourceclaims", "devicetaintrules"
 APPLY = "application/apply-patch+yaml"
@@ -50,7 +49,6 @@ class ApiServer(HttpApi):
         self._version = 0  # the resourceVersion of the last change
         self._oldest = 0  # no watch can begin before this resourceVersion
         self._watches = 0  # a watch ends when this number changes
-        self._owners: dict[tuple[Key, DeviceId], str] = {}  # of an entry in status.devices: its field manager
         for name in nodes:
             self.create(NODES, {"metadata": {"name": name}, "spec": {}, "status": {}})
 
@@ -77,8 +75,6 @@ class ApiServer(HttpApi):
         key, before = self._key(resource, thing), self._objects.get(self._key(resource, thing))
         if resource == SLICES:
             self._drop_fields(thing)
-        if resource == CLAIMS:
-            self._drop_stale_statuses(key, thing)
         if before is not None and _without_version(before) == _without_version(thing):
             return copy.deepcopy(before)
         self._objects[key] = thing
@@ -151,7 +147,7 @@ class ApiServer(HttpApi):
         return Answer(200, {"kind": "Status", "status": "Success"})
 
     def _apply(self, request: Request) -> Answer:
-        """Server-side apply, for slices, for rules, and for the status of claims."""
+        """Server-side apply, for slices and rules."""
         if not request.query.get("fieldManager"):
             return status(400, "BadRequest", "fieldManager is required for apply patch")
         before = self.find(request.resource, request.name, request.namespace)
@@ -159,16 +155,13 @@ class ApiServer(HttpApi):
         for name in ("uid", "resourceVersion"):
             if name in expected and expected[name] != ((before or {}).get("metadata") or {}).get(name):
                 return status(409, "Conflict", f"the object has been modified: {name} differs")
-        match request.resource, request.subresource:
-            case "resourceslices" | "devicetaintrules", "":
-                if request.query.get("dryRun"):
-                    tried = copy.deepcopy(request.body)
-                    self._drop_fields(tried)
-                    return Answer(200, tried)
-                return self._apply_whole(request.resource, request.body, before)
-            case "resourceclaims", "status":
-                return self._apply_claim_status(request, before)
-        return status(405, "MethodNotAllowed", request.about)
+        if request.resource not in ("resourceslices", "devicetaintrules") or request.subresource:
+            return status(405, "MethodNotAllowed", request.about)
+        if request.query.get("dryRun"):
+            tried = copy.deepcopy(request.body)
+            self._drop_fields(tried)
+            return Answer(200, tried)
+        return self._apply_whole(request.resource, request.body, before)
 
     def _drop_fields(self, resource_slice: Object) -> None:
         """Drop what needs a feature gate, as the API server does."""
@@ -181,30 +174,6 @@ class ApiServer(HttpApi):
             return Answer(201, self.create(resource, wanted))
         metadata = {**before["metadata"], **wanted["metadata"]}
         return Answer(200, self.put(resource, {**before, "metadata": metadata, "spec": wanted["spec"]}))
-
-    def _apply_claim_status(self, request: Request, before: Object | None) -> Answer:
-        """``status.devices`` is a list with the keys driver, pool and device: other managers' entries stay."""
-        if before is None:
-            return _missing(request)
-        key, manager = self._key(CLAIMS, before), request.query["fieldManager"]
-        applied: list[Object] = (request.body.get("status") or {}).get("devices") or []
-        kept = [
-            entry
-            for entry in before.setdefault("status", {}).get("devices") or ()
-            if self._owners.get((key, _device_id(entry))) != manager
-        ]
-        allocated = set(map(_device_id, _results(before)))
-        for entry in applied:
-            if _device_id(entry) not in allocated:
-                why = f"status.devices: Invalid value: {'/'.join(_device_id(entry))}: must be an allocated device"
-                return status(422, "Invalid", why)
-            if any(_device_id(other) == _device_id(entry) for other in kept):
-                if request.query.get("force") != "true":
-                    return status(409, "Conflict", "Apply failed with 1 conflict")
-                kept = [other for other in kept if _device_id(other) != _device_id(entry)]
-            self._owners[key, _device_id(entry)] = manager
-        before["status"]["devices"] = [*kept, *applied]
-        return Answer(200, self.put(CLAIMS, before))
 
     def _watch(self, request: Request) -> Answer | Stream:
         since = int(request.query.get("resourceVersion") or self._version)
@@ -249,16 +218,6 @@ class ApiServer(HttpApi):
         self._changes.append(Change(self._version, kind, resource, copy.deepcopy(thing)))
         self.changed()
 
-    def _drop_stale_statuses(self, key: Key, claim: Object) -> None:
-        """``status.devices`` has only devices that the claim has: ``dropDeallocatedStatusDevices``."""
-        listed = claim.get("status") or {}
-        if "devices" not in listed:
-            return
-        allocated = set(map(_device_id, _results(claim)))
-        listed["devices"] = [entry for entry in listed["devices"] if _device_id(entry) in allocated]
-        for owned in [owned for owned in self._owners if owned[0] == key and owned[1] not in allocated]:
-            del self._owners[owned]
-
 
 def watch_error(code: int, reason: str, message: str = "") -> Stream:
     """A watch that ends with an error, which is a line of the stream. Also for the ``fault`` of a watch."""
@@ -269,16 +228,6 @@ def watch_error(code: int, reason: str, message: str = "") -> Stream:
         await writer.drain()
 
     return stream
-
-
-def _results(claim: Mapping[str, Any]) -> Iterable[Object]:
-    """The devices that a claim has."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
-
-
-def _device_id(entry: Mapping[str, Any]) -> DeviceId:
-    return entry["driver"], entry["pool"], entry["device"]
 
 
 def _selected(thing: Mapping[str, Any], request: Request) -> bool:

@@ -111,16 +111,6 @@ class ApiServer:
             named = [claim.metadata async for claim in listed if claim.metadata.uid in uids]
         return {each.uid: (each.namespace, each.name) for each in named}
 
-    async def apply_claim_status(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Set our part of the status of a claim; returns what the API server made of the claim."""
-        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
-        async with self._call("patch", "resourceclaims/status"):
-            status = _Claim.Status.from_dict(dict(wanted))
-            applied = await self._client.apply(
-                status, name, namespace=namespace, field_manager=FIELD_MANAGER, force=True
-            )
-            return _plain(applied)
-
     async def apply_slice(self, wanted: Mapping[str, Any], *, dry_run: bool = False) -> Mapping[str, Any]:
         """Create or replace a slice; returns what the API server made of it. ``dry_run`` stores nothing."""
         async with self._call("patch", "resourceslices"):

@@ -19,7 +19,6 @@ from plugin.devices import Device
 from plugin.dra.resource_slices import device_name
 from plugin.listing import Listing
 from scrub_api import client
-from scrub_api.device_messages import GrantedDevice
 
 logger = log.get("claims")
 
@@ -42,8 +41,8 @@ class ClaimDevices:
 
     async def take(
         self, claim: str, names: Collection[str], pods: Collection[str], deadline: float, op: str
-    ) -> tuple[dict[str, Device], dict[str, GrantedDevice]]:
-        """The devices with these names, proven clean and taken for this claim, and their grants by UUID.
+    ) -> dict[str, Device]:
+        """The devices with these names, proven clean and taken for this claim.
 
         Only these pods of the claim can open them. A claim that already has the devices keeps its grants. After an
         error, no device is taken. ``deadline``: the time of the event loop at which the answer must be there.
@@ -57,11 +56,8 @@ class ClaimDevices:
                 devices = self.known(names)
                 uuids = _not_of_another(devices.values(), claim)
                 within = min(max(deadline - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
-                granted = (
+                if uuids:
                     await self._scrubber.acquire(uuids, exclusive=True, owner=claim, pods=pods, op=op, timeout=within)
-                    if uuids
-                    else ()
-                )
             except AutoclaveError as error:
                 last = held_deadline if error.reason in _IN_USE else deadline
                 if error.reason in _FINAL or clock() >= last:
@@ -71,7 +67,7 @@ class ClaimDevices:
                     logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=str(error))
                 await self._change(before, min(PAUSE, last - clock()))
             else:
-                return devices, {grant.device: grant for grant in granted}
+                return devices
 
     async def give_back(self, claim: str, deadline: float, op: str) -> frozenset[str]:
         """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""

@@ -1,4 +1,4 @@
-"""What the cluster has allocated to a ResourceClaim, and what the claim shows of it. Pure."""
+"""What the cluster has allocated to a ResourceClaim, and to which pods. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plugin.cluster import node_report
 from plugin.devices import Device
-from scrub_api.device_messages import GrantedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,54 +77,3 @@ def _consumers(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _results(claim: Mapping[str, Any], driver: str) -> Iterator[Mapping[str, Any]]:
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return (each for each in (allocation.get("devices") or {}).get("results") or () if each["driver"] == driver)
-
-
-def scrubbed(driver: str) -> str:
-    """The type of the condition that says whether a device was scrubbed."""
-    return f"{driver}/scrubbed"
-
-
-def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, written: float) -> dict[str, Any]:
-    """The entry of one device in the status of its claim. ``written``: the time, in seconds since 1970."""
-    proven, proof = bool(granted.receipt), granted.proof
-    condition = {
-        "status": "True" if proven else "False",
-        "reason": "Proven" if proven else "NoProof",
-        "message": f"receipt {granted.receipt}" if proven else "the policy of the node demands no proof",
-        "lastTransitionTime": node_report.api_time(proof.finished if proof is not None else written),
-    }
-    ready = condition | {"status": "True", "reason": "Prepared", "lastTransitionTime": node_report.api_time(written)}
-    entry: dict[str, Any] = {
-        "driver": driver,
-        "pool": device.pool,
-        "device": device.name,
-        "conditions": [{"type": "Ready", **ready}, {"type": scrubbed(driver), **condition}],
-    }
-    if proven:
-        data: dict[str, Any] = {"receipt": granted.receipt}
-        if proof is not None:
-            data["path"] = proof.path
-            data["scrubbed"] = node_report.api_time(proof.finished)
-            data["coveredBytes"] = proof.covered_bytes
-            data["allocatableBytes"] = proof.allocatable_bytes
-            data["policy"] = proof.policy
-            if proof.envelope:
-                data["envelope"], data["handover"] = proof.envelope, proof.handover
-        entry["data"] = data
-    return entry
-
-
-def with_status(claim: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The object that sets these entries, if this version of this claim is still the present one."""
-    named = ("name", "namespace", "uid", "resourceVersion")
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {name: claim["metadata"][name] for name in named},
-        "status": {"devices": list(entries)},
-    }
-
-
-def has_status(claim: Mapping[str, Any], driver: str) -> bool:
-    """Whether the status of a claim has an entry of this driver."""
-    return any(entry["driver"] == driver for entry in (claim.get("status") or {}).get("devices") or ())

@@ -32,7 +32,6 @@ class DraConfig:
     cluster: ReportChoice = field(default_factory=ReportChoice)
     cdi_kind: str = "nvidia.com/gpu"
     clean_within: float = 30.0
-    claim_status: bool = False
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is behind this one

@@ -28,7 +28,6 @@ from plugin.devices import Device
 from plugin.dra import claims, resource_slices
 from plugin.dra.claim_devices import ClaimDevices
 from plugin.dra.claim_pods import ClaimPods
-from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
 from plugin.dra.metrics import API_SERVER, VENDOR, Call, DraCounters
@@ -76,7 +75,7 @@ class Devices(Protocol):
 class DraDriver:
     """Prepares the devices of claims, and takes them back."""
 
-    def __init__(  # noqa: PLR0913 - its parts
+    def __init__(
         self,
         chosen: DraConfig,
         listing: Listing,
@@ -85,13 +84,8 @@ class DraDriver:
         in_flight: InFlight,
         devices: Devices,
         counters: DraCounters,
-        *,
-        statuses: ClaimStatusWriter | None = None,
     ) -> None:
-        """``in_flight`` counts the calls that are being answered.
-
-        If ``statuses`` is None, no status of a claim is written.
-        """
+        """``in_flight`` counts the calls that are being answered."""
         self._chosen = chosen
         self._devices = devices
         self._listing = listing
@@ -99,7 +93,6 @@ class DraDriver:
         self._pods = pods
         self._in_flight = in_flight
         self._counters = counters
-        self._statuses = statuses
 
     async def NodePrepareResources(
         self, request: wire.NodePrepareResourcesRequest, context: Context
@@ -143,16 +136,9 @@ class DraDriver:
         # Admin access takes nothing: the device may belong to another claim.
         wanted = {uuid for asked, uuid in uuids.items() if not asked.admin}
         pods, before = claims.pods(resource_claim), until - self._devices.seconds
-        devices, granted = await self._claim_devices.take(claim.uid, wanted, pods, before, op)
+        devices = await self._claim_devices.take(claim.uid, wanted, pods, before, op)
         devices |= self._claim_devices.known({uuid for asked, uuid in uuids.items() if asked.admin})
-        answer = await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
-        if self._statuses is not None and not answer.error:
-            got = {asked: granted[devices[uuid].uuid] for asked, uuid in uuids.items() if devices[uuid].uuid in granted}
-            if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
-                self._statuses.prepared(
-                    resource_claim, {asked: grant for asked, grant in got.items() if not asked.admin}
-                )
-        return answer
+        return await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
 
     async def _read(self, claim: wire.Claim, until: float) -> Mapping[str, Any]:
         """The ResourceClaim.
@@ -177,8 +163,6 @@ class DraDriver:
         answer = await self._devices.unprepare(claim, until)
         if answer.error:
             return answer
-        if self._statuses is not None:
-            self._statuses.given_back(claim.uid)
         uuids = await self._claim_devices.give_back(claim.uid, until, op)
         left = max(until - asyncio.get_running_loop().time(), 0)
         if not await self._claim_devices.until_clean(claim.uid, uuids, min(self._chosen.clean_within, left)):

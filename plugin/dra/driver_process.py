@@ -1,4 +1,4 @@
-"""Builds the DRA driver and runs its tasks: registrar, publisher, claim status, vendor, metrics."""
+"""Builds the DRA driver and runs its tasks: registrar, publisher, vendor, metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, dra_driver, registration
 from plugin.dra.claim_devices import ClaimDevices
 from plugin.dra.claim_pods import ClaimPods
-from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
 from plugin.dra.dra_driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCollector, DraCounters
@@ -76,13 +75,10 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
         health_events = make_health_events(chosen.cluster)
         if health_events is not None:
             tasks.create_task(health_events.run(listing), name="reports to NVSentinel")
-        statuses = ClaimStatusWriter(server, chosen.driver) if chosen.claim_status else None
-        if statuses is not None:
-            tasks.create_task(statuses.run(), name="status of claims")
         pods = ClaimPods(server, scrubber, listing)
         tasks.create_task(pods.run(), name="pods of claims")
         parts = chosen, listing, ClaimDevices(scrubber, listing), pods, in_flight
-        answer = partial(DraDriver, *parts, counters=counters, statuses=statuses)
+        answer = partial(DraDriver, *parts, counters=counters)
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
             registered = asyncio.Event()

@@ -3,16 +3,16 @@
 import asyncio
 
 import pytest
-from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
+from lightkube.resources.resource_v1 import ResourceSlice
 
 from deploy import generate
-from tests.cluster.claims import EXTENDED, SLICE, Claims, claiming, request
+from tests.cluster.claims import EXTENDED, SLICE, Claims
 from tests.cluster.cluster import container
 from tests.cluster.installed import GPUS
 
 VALUES = {
     **generate.OVERLAYS["dra-simulated"],
-    "dra": {"enabled": True, "claimStatus": True, "deviceClass": {"extendedResourceName": EXTENDED}},
+    "dra": {"enabled": True, "deviceClass": {"extendedResourceName": EXTENDED}},
 }
 DRIVER = "autoclave-dra"
 
@@ -34,16 +34,6 @@ async def test_the_driver_of_the_chart_prepares_clean_gpus(claims):
     await claims.end("first")
     await claims.hold("second", GPUS)
     assert claims.cluster.words("second").count("CLEAN") == GPUS
-
-
-async def test_the_status_of_a_claim_names_its_receipts(claims):
-    """The rights of the chart suffice, those that Kubernetes demands since 1.36 among them."""
-    await claims.claim("named", request(GPUS))
-    await claims.put("pod", claiming(claim="named"))
-    found = await claims.cluster.until(
-        ResourceClaim, "named", lambda claim: claim.status and len(claim.status.devices or []) == GPUS
-    )
-    assert all(device.data["receipt"] for device in found.status.devices)
 
 
 @pytest.mark.gate("DRAExtendedResource")

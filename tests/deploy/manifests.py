@@ -89,7 +89,6 @@ dra with everything:
     enabled: true
     driverName: gpu.site.example
     deviceClass: {extendedResourceName: site.example/gpu}
-    claimStatus: true
   admissionPolicy: {gpuPods: [Deny]}
   plugin: {<<: *extra, extraArgs: [--clean-within=20], seLinuxType: spc_t}
   kubelet: {pluginsDir: /var/lib/k/plugins, registryDir: /var/lib/k/plugins_registry}

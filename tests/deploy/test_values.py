@@ -82,7 +82,6 @@ WRONG = [
     ("dra: {driverName: GPU.example}", "/dra/driverName.*does not match"),
     ("dra: {enabled: true, driverName: " + "a" * 56 + "}", "dra.driverName: with kubelet.registryDir"),
     ("dra: {enabled: true}, kubelet: {pluginsDir: /" + "a" * 71 + "}", "dra.driverName: with kubelet.pluginsDir"),
-    ("dra: {claimStatus: true}", "set dra.enabled too"),
     ("dra: {inFrontOf: {registrarDirectory: /a}}", "dra.inFrontOf: the device plugin stands in front of no DRA"),
     ("dra: {enabled: true, inFrontOf: {driverName: gpu.site.example}}", "set dra.inFrontOf.registrarDirectory too"),
     (GATE % ", driverName: gpu.site.example", "set dra.inFrontOf.driverName instead"),

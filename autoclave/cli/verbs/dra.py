@@ -49,11 +49,6 @@ from scrubber import __version__
     metavar="SECONDS",
     help="How long a claim keeps its devices at its end, until they are clean again.",
 )
-@click.option(
-    "--claim-status",
-    is_flag=True,
-    help="Show in the status of each claim the receipts of its devices. It needs further rights.",
-)
 @options.metrics_address
 @options.log_level
 @options.log_format

@@ -109,9 +109,6 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --plugins-dir={{ .Values.kubelet.pluginsDir }}
-{{- if .Values.dra.claimStatus }}
-- --claim-status
-{{- end }}
 {{- include "autoclave.nvsentinel.args" . }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}

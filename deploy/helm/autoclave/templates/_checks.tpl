@@ -93,8 +93,6 @@
       {{- end -}}
     {{- end -}}
   {{- end -}}
-{{- else if $v.dra.claimStatus -}}
-{{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.inFrontOf.registrarDirectory -}}
 {{- fail "dra.inFrontOf: the device plugin stands in front of no DRA driver; set dra.enabled too" -}}
 {{- end -}}
