@@ -57,6 +57,7 @@ from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.chronicle import Chronicle
 from scrubber.service.context import ServiceContext
+from scrubber.service.fence_upkeep import FenceUpkeep
 from scrubber.service.monitor import Monitor
 from scrubber.service.open_attempt_rows import OpenAttemptRows
 from scrubber.service.report import StatusReporter
@@ -318,9 +319,7 @@ def build(
     observer = Observer(
         driver, processes, config.kubelet_dir, seen_since, resetting, ignored, ends=ends, on_pass=on_pass
     )
-    for record in ledger.records.values():
-        observer.recorded(record)
-    ledger.on_record, ledger.overtaken = observer.recorded, observer.overtaken
+    ledger.overtaken = observer.overtaken
     places = (str(config.pod_logs), str(config.host_root))
     starter = _WorkerStarter(backend, observer, pool, whole_node, *places, config.operator_namespace, namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
@@ -336,6 +335,7 @@ def build(
         token=secrets.token_hex,
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
+        fence=FenceUpkeep(guard, seen_since).follow(ledger) if guard is not None else None,
     )
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(

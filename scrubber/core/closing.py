@@ -7,9 +7,10 @@ from dataclasses import replace
 from scrubber.core import events as ev
 from scrubber.core import fencing
 from scrubber.core.fencing import OpenTo
-from scrubber.core.guarded import EndedTenancy, FenceMemory, FenceReading, Guarded, between
+from scrubber.core.guarded import EndedTenancy, FenceMemory, Guarded, between
 from scrubber.core.model import Moment, State
 from scrubber.core.record import Record
+from scrubber.core.use_counter import FenceReading
 
 
 def remembered(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:

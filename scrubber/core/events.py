@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.guarded import EndedTenancy, FenceReading, Guarded
+from scrubber.core.guarded import EndedTenancy, Guarded
 from scrubber.core.model import (
     Ailment,
     Blame,
@@ -26,6 +26,7 @@ from scrubber.core.model import (
     Step,
     StepResult,
 )
+from scrubber.core.use_counter import FenceReading
 
 
 class IllegalEventError(Exception):

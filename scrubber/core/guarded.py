@@ -9,34 +9,10 @@ from dataclasses import dataclass
 
 from policies.policy_model import FenceMode
 from scrubber.core.model import Facts, Moment
-from scrubber.core.use_counter import Counted, Missed
+from scrubber.core.use_counter import Counted, FenceReading, Missed
 
 ANEW = "the fence was put up again meanwhile, or the node restarted"
 UNREAD = "the fence was not read at the start or at the end of this period"
-
-
-@dataclass(frozen=True, slots=True)
-class FenceReading:
-    """What the fence does with a device at a moment, and the opens of others that it has counted up to then.
-
-    Two readings of one counter can be compared. What the fence may have missed is counted as a gap.
-    """
-
-    at: Moment
-    mode: FenceMode = FenceMode.OFF  # OFF: nothing is counted ...
-    why: str = ""  # ... for this reason
-    counter: str = ""  # names what has counted, which another one does not continue
-    passed: int = 0  # times that others were let through, also those that the policy ignores
-    ignored: int = 0  # so many of them
-    refused: int = 0
-    gaps: int = 0
-    exempt: str = ""  # the digest of who may open it at any time; empty: nobody may
-    below: str = ""  # the control group outside of which nobody is counted, for trials; empty: all are
-
-    @property
-    def uses(self) -> int:
-        """How often others have used the device. What may have been missed counts as a use."""
-        return self.passed - self.ignored + self.gaps
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - th
 from scrub_api.device_messages import device_name, state_words
 from scrub_api.measurements import Measurements
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
+from scrubber.core.moments import Moment as Moment  # noqa: PLC0414 - one of the values of a device, too
 from scrubber.core.use_counter import UseReading
 
 
@@ -124,14 +125,6 @@ class AilmentKind(Enum):
     STUCK_PROCESS = "stuck-process"
     FLAPPING = "flapping"
     OPERATOR = "operator"
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A point in time on two clocks: wall time for people, uptime for arithmetic, because uptime never jumps."""
-
-    wall: float
-    uptime: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from scrubber.core.ailment_traits import AILMENTS, Lasts
-from scrubber.core.fencing import MayOpen, OpenTo, Pods
+from scrubber.core.fencing import OpenTo, open_to
 from scrubber.core.model import State
 from scrubber.core.record import Record
 
@@ -53,16 +53,15 @@ class Listed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FenceTells:
-    """What the fence has counted for a device, and whom it lets in."""
+    """What the fence has counted for a device."""
 
     counts_all: bool  # whoever opens the device is counted; below a group (``--cgroup-root``), only who is in it
     no_other_user: bool  # the last search found nobody but the owner, and the fence has counted nobody since
     opened: bool  # others have opened the device since the last search; also False where no fence counts
-    open_to: MayOpen
 
 
-NOT_ASKED = FenceTells(counts_all=False, no_other_user=False, opened=True, open_to=Pods(frozenset()))
-"""Nothing is known of the fence. Somebody may be let in, and may have opened the device."""
+NOT_ASKED = FenceTells(counts_all=False, no_other_user=False, opened=True)
+"""Nothing is known of the fence. Somebody may have opened the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class Known:
     @property
     def closed(self) -> bool:
         """Whether the fence proves that a search would find nobody, and lets nobody in."""
-        return self.no_other_user and self.fence.open_to is OpenTo.SERVICE
+        return self.no_other_user and open_to(self.record) is OpenTo.SERVICE
 
     @property
     def no_other_user(self) -> bool:
@@ -110,7 +109,7 @@ class Known:
 
         If everybody may open it, an opening is not a sign.
         """
-        return self.fence.opened and self.fence.open_to is not OpenTo.ALL
+        return self.fence.opened and open_to(self.record) is not OpenTo.ALL
 
     @property
     def kept(self) -> bool:
@@ -190,7 +189,7 @@ TABLE = (
         "to take it from its last owner is a decision, too, and a process that only has it open is on no list",
     ),
     LookRow(
-        _TO_GIVE, {State.GRANTED}, lambda known: known.fence.open_to is not OpenTo.SERVICE, Look.SEARCH,
+        _TO_GIVE, {State.GRANTED}, lambda known: open_to(known.record) is not OpenTo.SERVICE, Look.SEARCH,
         "whoever is let in is not counted, and may have it open without using memory",
     ),
     LookRow(

@@ -10,9 +10,8 @@ from collections.abc import Collection
 
 from ground import boot, log
 from policies.policy_model import FenceMode
-from scrubber.core.guarded import FenceReading
 from scrubber.core.model import DeviceNumber
-from scrubber.core.use_counter import Counted, Missed, UseCounter, UseReading
+from scrubber.core.use_counter import Counted, FenceReading, Missed, UseCounter, UseReading
 from scrubber.fence import proofs
 from scrubber.fence.attempt_reader import AttemptReader
 from scrubber.fence.ignored import Sources

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from ground import log, process_names
-from scrubber.core import fencing, open_attempts
-from scrubber.core.fencing import OpenTo
+from scrubber.core import open_attempts
+from scrubber.core.fencing import MayOpen, OpenTo
 from scrubber.core.model import Holder, Opener, Who
 from scrubber.core.open_attempts import Period, added
 from scrubber.core.record import Record
@@ -76,15 +76,14 @@ class LiveOpeners:
         self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def began(self, record: Record, at: float) -> None:
+    def began(self, record: Record, open_to: MayOpen, at: float) -> None:
         """A new record of a device, which holds for the attempts from this uptime on: they may be read later.
 
         The first record of this life of the service holds for all attempts before it, too.
         """
-        to_all = fencing.open_to(record) is OpenTo.ALL
         with self._turn:
             phases = self._phases.setdefault(record.device.uuid, [])
-            phase = _Phase(at if phases else -math.inf, open_attempts.period(record), counts=not to_all)
+            phase = _Phase(at if phases else -math.inf, open_attempts.period(record), counts=open_to is not OpenTo.ALL)
             if not phases or phases[-1][1:] != phase[1:]:
                 phases.append(phase)
             del phases[:-_PHASES]

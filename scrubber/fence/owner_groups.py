@@ -28,13 +28,15 @@ class OwnerGroups:
         self._awaited: dict[str, frozenset[str]] = {}  # by device: those of them that have no known group now
         self._noted: set[str] = set()  # the devices of which that was said
 
-    def changed(self, uuid: str, open_to: MayOpen) -> None:
-        """The device is to be open to these."""
-        if self._open_to.get(uuid) != open_to:
+    def changed(self, uuid: str, open_to: MayOpen) -> MayOpen:
+        """The device is to be open to these. Returns to whom it was open."""
+        before = self._open_to.get(uuid, OpenTo.SERVICE)
+        if before != open_to:
             self._had.pop(uuid, None)
             self._awaited.pop(uuid, None)
             self._noted.discard(uuid)
         self._open_to[uuid] = open_to
+        return before
 
     def find(self, uuid: str, numbers: Iterable[DeviceNumber], terms: Terms) -> frozenset[int] | None:
         """The control groups to which the device is open, beside the service; None: to all.

@@ -141,14 +141,15 @@ class Rules:
                 self.stands_since = now
             self._lease_ends = until
 
-    def changed(self, uuid: str, open_to: MayOpen) -> None:
-        """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
+    def changed(self, uuid: str, open_to: MayOpen) -> MayOpen:
+        """A row about the device is in the ledger: open it to whom it is open now. Returns to whom it was open.
 
         Raises nothing: what the kernel does not take is tried again with the next attempt, and counts as a use.
         """
         with self.turn:
-            self._owners.changed(uuid, open_to)
+            before = self._owners.changed(uuid, open_to)
             self.open(uuid)
+        return before
 
     def owner_left(self, uuid: str) -> bool:
         """Whether the control groups to which the device was opened for a container or for pods were all removed."""

@@ -15,9 +15,9 @@ from ground.errors import LedgerUnavailable
 from scrub_api.measurements import Measurements
 from scrubber.core import closing, guarded, next_action, next_scrub, verdict
 from scrubber.core import events as ev
-from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Blame, Facts, Job, Receipt, ScrubPath, Step, Vitals
 from scrubber.core.record import Record
+from scrubber.core.use_counter import FenceReading
 from scrubber.jobs.job_context import JobContext
 from scrubber.jobs.job_rows import JobRows
 from scrubber.jobs.path_run import JobProgress, PathRun, Vetoes, order_for

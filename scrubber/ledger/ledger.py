@@ -139,7 +139,7 @@ class Ledger:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
-        # ``assembly`` sets both. The first gets each new record before a reader sees it: ``Observer.recorded`` opens or
+        # ``assembly`` sets both. The first gets each new record before a reader sees it: ``FenceUpkeep`` opens or
         # closes the device in the kernel. The second is asked on the writing thread, just before it writes.
         self.on_record: Callable[[Record], None] = _no_action
         self.overtaken: Callable[[str, UseReading | None], bool] = _no_use

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from scrubber.core import fencing
 from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
 from scrubber.core.model import Facts, Holder, Moment, Sighting
-from scrubber.core.observation import NOT_ASKED, FenceTells
+from scrubber.core.observation import FenceTells
+from scrubber.core.record import Record
 from scrubber.core.use_counter import Counted, Missed, NoUseCounter, UseCounter, UseReading
 from scrubber.node import clock
 
@@ -78,7 +80,6 @@ class ObservedSince:
         self._readings: dict[str, UseReading] = {}  # the last answer of the use counter
         self._turn = threading.Lock()  # of what a use counter has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
-        self._open_to: dict[str, MayOpen] = {}  # to whom the fence is open, by the last row
         self._changes = Counter[str]()  # by device: as ``Before`` counts them
 
     # -- without a gap
@@ -183,11 +184,8 @@ class ObservedSince:
 
     # -- without another search
 
-    def changed(self, device: str, open_to: MayOpen) -> None:
-        """A row about the device is in the ledger, and the fence acts on it."""
-        before, self._open_to[device] = self._open_to.get(device, OpenTo.SERVICE), open_to
-        if open_to == before:
-            return
+    def changed(self, device: str, before: MayOpen) -> None:
+        """The fence is open to others than before."""
         if before is not OpenTo.SERVICE:
             self.doubt(device)
         self._changes[device] += 1
@@ -214,15 +212,19 @@ class ObservedSince:
     def searched(
         self,
         before: Mapping[str, Before],
+        records: Iterable[Record],
         holders: Mapping[str, tuple[Holder, ...] | None],
         *,
         settled: bool = True,
     ) -> None:
-        """The search has found these holders. One that is not ``settled`` adds no proof."""
+        """The search has found these holders of these devices. One that is not ``settled`` adds no proof."""
         at = self.now().uptime
-        for device, begun in before.items():
-            open_to, uses, found = self._open_to.get(device), _counted(begun.reading), holders[device]
-            names = open_to.names if isinstance(open_to, Container | Pods) else ()
+        for record in records:
+            device = record.device.uuid
+            begun, found, owner = before.get(device), holders[device], fencing.open_to(record)
+            if begun is None:
+                continue
+            uses, names = _counted(begun.reading), owner.names if isinstance(owner, Container | Pods) else ()
             only_owner = found is not None and all(holder.container in names for holder in found)
             only_owner = only_owner and begun.changes == self._changes[device]
             only_owner = only_owner and (settled or self._has_no_other_user(device, begun.reading))
@@ -246,16 +248,16 @@ class ObservedSince:
         return self.now().uptime - self._last_search(device).at
 
     def fence_tells(self, device: str, reading: UseReading | None = None) -> FenceTells:
-        """What the fence has counted since the last search, and whom it lets in.
+        """What the fence has counted since the last search.
 
         ``reading``: the newest answer of the fence.
         """
         if reading is not None:
             self.read(device, reading)
-        reading, open_to = self._readings.get(device), self._open_to.get(device, NOT_ASKED.open_to)
+        reading = self._readings.get(device)
         uses = _counted(reading)
         opened = uses is not None and self._last_search(device).uses != uses
-        return FenceTells(self._counts_all, self._has_no_other_user(device, reading), opened, open_to)
+        return FenceTells(self._counts_all, self._has_no_other_user(device, reading), opened)
 
     def _has_no_other_user(self, device: str, reading: UseReading | None) -> bool:
         uses, last = _counted(reading), self._last_search(device)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scrubber.core import absence, fencing, ownership
+from scrubber.core import absence, ownership
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import BY_LIST, Look, Purpose, enough
 from scrubber.core.record import Record
-from scrubber.core.use_counter import UseCounter, UseReading
+from scrubber.core.use_counter import UseReading
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
@@ -137,7 +137,7 @@ class Observer:
         told = readings.keys() & later.keys()
         found = {uuid: held if uuid in told else None for uuid, held in search.holders.items()}
         search = replace(search, holders=found)
-        self._observed_since.searched(before, search.holders, settled=search.settled)
+        self._observed_since.searched(before, (record, *siblings), search.holders, settled=search.settled)
         self._found |= {uuid: held for uuid, held in search.holders.items() if held is not None}
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
@@ -204,38 +204,6 @@ class Observer:
             return True
         self._observed_since.read(uuid, now)
         return seen is None or compared(seen, now)[1] is not None
-
-    def recorded(self, record: Record) -> None:
-        """``Ledger.on_record``: a new record. What the kernel does for the service follows from the record."""
-        guard, receipt = self.driver.guard, record.scrubs.receipt
-        if guard is None:
-            return
-        open_to = fencing.open_to(record)
-        guard.openers.began(record, clock.now().uptime)
-        guard.rules.changed(record.device.uuid, open_to)
-        self._observed_since.changed(record.device.uuid, open_to)
-        if record.state is State.CLEAN and receipt is not None and receipt.witness == UseCounter.FENCE.value:
-            said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
-            # Who opened it between the search of the scrub and its clear may have it open, without a use since.
-            if said is not None and self._observed_since.fence_tells(record.device.uuid).no_other_user:
-                guard.count.proven(record.device.uuid, receipt.id, said.uses)
-
-    def resume(self, records: Iterable[Record]) -> None:
-        """After a start of the service, keep the proofs that the kernel has watched since.
-
-        Call this when the devices are known. The proof of a granted device is not kept: the device is scrubbed before
-        its start.
-        """
-        guard = self.driver.guard
-        if guard is None:
-            return
-        for record in records:
-            uuid, receipt = record.device.uuid, record.scrubs.receipt
-            if record.state is not State.CLEAN or receipt is None:
-                continue
-            then = guard.count.at_proof(uuid, receipt.id)
-            if then is not None:
-                self._observed_since.resume(uuid, receipt.finished.uptime, then)
 
     def disown(self, worker: int, *, has_ended: bool) -> None:
         """A worker of the service has finished.

@@ -19,6 +19,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.node.pods import Tenants
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
+from scrubber.service.fence_upkeep import FenceUpkeep
 
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
@@ -50,6 +51,7 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
+    fence: FenceUpkeep | None = None  # where the kernel tells who opens a GPU
     tenants: Callable[[], Awaitable[Tenants]] = no_tenants  # the pods that own devices, and their names; DeviceError
     seen: LastSeen = field(default_factory=LastSeen)
     news: Changed = field(init=False)  # what the service shows has changed: a row, or something that is in no row

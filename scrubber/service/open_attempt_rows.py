@@ -14,11 +14,11 @@ from dataclasses import replace
 from ground.errors import LedgerUnavailable
 from scrubber.core import open_attempts
 from scrubber.core.events import FenceMissed, OpenAttempted
-from scrubber.core.guarded import ANEW, FenceReading
+from scrubber.core.guarded import ANEW
 from scrubber.core.model import OTHERS
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Period, Written
 from scrubber.core.record import Record
-from scrubber.core.use_counter import Counted
+from scrubber.core.use_counter import Counted, FenceReading
 from scrubber.devices.base import DeviceError
 from scrubber.fence.live_openers import KEPT_FOR, LiveOpeners
 from scrubber.ledger import ledger_rows

@@ -33,10 +33,10 @@ class Upkeep:
         If the ledger may be an older copy, also distrust all devices.
         """
         context = self._context
-        if context.observer.driver.guard is not None:
+        if context.fence is not None:
             with suppress(DeviceError):  # without the devices, no proof of an earlier run counts on
                 await context.observer.driver.inventory()
-                context.observer.resume(context.ledger.records.values())
+                context.fence.resume(context.ledger.records.values())
         op = context.operation()
         why = "the service was stopped or killed during the job"
         events = [

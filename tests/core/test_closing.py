@@ -8,8 +8,9 @@ import pytest
 from policies.policy_model import FenceMode
 from scrubber.core import closing, guarded
 from scrubber.core import events as ev
-from scrubber.core.guarded import ANEW, UNKNOWN, UNREAD, EndedTenancy, FenceReading, between
+from scrubber.core.guarded import ANEW, UNKNOWN, UNREAD, EndedTenancy, between
 from scrubber.core.model import Owner
+from scrubber.core.use_counter import FenceReading
 from tests.core import lives
 from tests.core.lives import NOW, later, live
 

@@ -23,9 +23,9 @@ import pytest
 
 from policies.policy_model import FenceMode
 from scrubber.core.fencing import Container, Group, OpenTo
-from scrubber.core.guarded import FenceReading, between
+from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
-from scrubber.core.use_counter import Counted, Missed
+from scrubber.core.use_counter import Counted, FenceReading, Missed
 from scrubber.fence import attempt_reader, guard, ignored, rules
 from scrubber.fence.guard import Guard
 from scrubber.fence.ignored import Sources, Terms

@@ -21,10 +21,10 @@ from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core.fencing import Container, KeptOff, open_to
-from scrubber.core.guarded import FenceReading, Guarded, between
+from scrubber.core.guarded import Guarded, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
-from scrubber.core.use_counter import Counted, Missed, UseCounter
+from scrubber.core.use_counter import Counted, FenceReading, Missed, UseCounter
 from scrubber.fence.guard import Guard
 from scrubber.fence.ignored import IgnoredAttempts, Sources, Terms
 from scrubber.fence.kernel import bpf, fence
@@ -86,7 +86,7 @@ class Asking:
 
     def keep(self, record: Record, numbers: dict[str, frozenset[DeviceNumber]] = FULL_ONLY) -> None:
         self.guard.rules.learn(numbers)
-        self.guard.openers.began(record, time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.guard.openers.began(record, open_to(record), time.clock_gettime(time.CLOCK_BOOTTIME))
         self.guard.rules.changed(record.device.uuid, open_to(record))
 
     def said(self) -> Counted:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import open_attempts
+from scrubber.core.fencing import OpenTo, open_to
 from scrubber.core.model import Opener
 from scrubber.core.open_attempts import Period
 from scrubber.fence.live_openers import Answer, LiveOpeners
@@ -67,7 +68,7 @@ def test_an_attempt_belongs_to_its_own_time(at, is_in):
     """It may be read later. The first record holds for the time without a service, too."""
     openers = LiveOpeners(lambda: 0.0)
     for since, record in enumerate((lives.CLEAN, lives.GRANTED, lives.DIRTY, lives.SCRUBBING)):
-        openers.began(record, since * 10.0)
+        openers.began(record, open_to(record), since * 10.0)
     openers.add(lives.DEVICE.uuid, lives.OPENER, ignored=False, at=at)
     period = open_attempts.period(is_in)
     assert openers.take(lives.DEVICE.uuid) == [(period, (lives.OPENER,))]
@@ -79,7 +80,8 @@ def test_of_an_attempt_in_an_unknown_time_somebody_had_it():
     openers.add(lives.DEVICE.uuid, lives.OPENER, ignored=False, at=0.0)
     assert {*openers.asked(lives.DEVICE.uuid)} == {Answer(refused=False, held=True)}
     for since in range(1000):
-        openers.began(replace(lives.CLEAN, tenancy=replace(lives.CLEAN.tenancy, number=number + since)), float(since))
+        record = replace(lives.CLEAN, tenancy=replace(lives.CLEAN.tenancy, number=number + since))
+        openers.began(record, OpenTo.SERVICE, float(since))
     openers.add(lives.DEVICE.uuid, lives.OPENER, ignored=False, at=0.0)
     [(period, _)] = openers.take(lives.DEVICE.uuid)
     assert period.held

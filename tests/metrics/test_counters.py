@@ -13,7 +13,6 @@ from policies import xids
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core import states, step_results
-from scrubber.core.guarded import FenceReading
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -28,6 +27,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
+from scrubber.core.use_counter import FenceReading
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters

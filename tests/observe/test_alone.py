@@ -13,7 +13,6 @@ import pytest
 
 from scrubber.core import open_attempts
 from scrubber.core.events import LetIn
-from scrubber.core.fencing import open_to
 from scrubber.core.model import Facts, Holder, Moment
 from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
@@ -27,6 +26,7 @@ from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from scrubber.service.fence_upkeep import FenceUpkeep
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
 from tests.patience import WITHIN
@@ -38,6 +38,7 @@ class Fenced:
     """An observer of a simulated GPU. The fence guards /dev/full in its place."""
 
     observer: Observer
+    fence: FenceUpkeep
     guard: Guard
 
     def __init__(self, uuid: str) -> None:
@@ -64,7 +65,7 @@ class Fenced:
 
     def becomes(self, record: Record) -> None:
         """There is a row about it in the ledger."""
-        self.observer.recorded(self.of(record))
+        self.fence.recorded(self.of(record))
 
     def stored(self, proof: str) -> int | None:
         """After how many uses the kernel keeps this proof for a later run."""
@@ -107,7 +108,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
     since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders, counts_all=True)
-    made.observer = Observer(driver, search, tmp_path, since, lives.no_reset)
+    made.observer, made.fence = Observer(driver, search, tmp_path, since, lives.no_reset), FenceUpkeep(guard, since)
     guard.rules.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
     yield made
@@ -369,22 +370,21 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
-    since.changed(device, open_to(record))
-    since.searched(since.before_search({device: Counted(UseCounter.FENCE, 3)}), {device: holders})
+    since.searched(since.before_search({device: Counted(UseCounter.FENCE, 3)}), [record], {device: holders})
     assert since.fence_tells(device).no_other_user is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
     said, later = Counted(UseCounter.FENCE, 3), Counted(UseCounter.FENCE, 4)
-    since.searched(since.before_search({device: said}), {device: ()})
+    since.searched(since.before_search({device: said}), [lives.DIRTY], {device: ()})
     for now, settled, holders, proven in (
         (said, False, (), True),
         (later, False, (), False),
         (later, True, (), True),
         (later, False, (lives.OF_A,), False),
     ):
-        since.searched(since.before_search({device: now}), {device: holders}, settled=settled)
+        since.searched(since.before_search({device: now}), [lives.DIRTY], {device: holders}, settled=settled)
         assert since.fence_tells(device).no_other_user is proven
 
 
@@ -393,7 +393,7 @@ def test_a_doubt_during_a_search_outlives_it() -> None:
     since, device = ObservedSince(0.0), lives.DEVICE.uuid
     before = since.before_search({device: Counted(UseCounter.FENCE, 3)})
     since.doubt(device)
-    since.searched(before, {device: ()})
+    since.searched(before, [lives.DIRTY], {device: ()})
     assert not since.fence_tells(device).no_other_user
 
 

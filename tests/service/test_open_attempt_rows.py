@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scrubber.core.events import OpenAttempted
+from scrubber.core.fencing import open_to
 from scrubber.core.model import OTHER_CONTAINERS, Opener
 from scrubber.core.record import Record
 from scrubber.fence.live_openers import LiveOpeners
@@ -34,12 +35,12 @@ class Node:
         tell = ledger.on_record
 
         def on_record(record: Record) -> None:
-            self.live.began(record, self.world.node.now().uptime)
+            self.live.began(record, open_to(record), self.world.node.now().uptime)
             tell(record)
 
         ledger.on_record = on_record
         for record in ledger.records.values():
-            self.live.began(record, self.world.node.now().uptime)
+            self.live.began(record, open_to(record), self.world.node.now().uptime)
         self.openers = OpenAttemptRows(self.world.context, self.live)
         self.world.spawn(self.openers.run())
 
@@ -137,10 +138,11 @@ async def test_attempts_while_no_service_ran_keep_their_times(node):
     await asyncio.sleep(120)
     world.node.end_container(tenant)
     node.live, killed = LiveOpeners(lambda: world.node.now().wall), world.node.now()
-    node.live.began(record, killed.uptime)
+    node.live.began(record, open_to(record), killed.uptime)
     await world.start()
     await world.clean(device)
-    node.live.began(world.life.ledger.records[device], world.node.now().uptime)
+    now = world.life.ledger.records[device]
+    node.live.began(now, open_to(now), world.node.now().uptime)
     node.openers = OpenAttemptRows(world.context, node.live)
     for ago, pid, refused in ((60.0, 8, 0), (90.0, 7, 1)):
         attempt = Opener("stranger", "", "python", pid, False, 1, refused, killed.wall - ago, killed.wall - ago)

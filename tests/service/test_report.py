@@ -435,7 +435,7 @@ async def test_an_exempt_holder_is_shown_as_exempt(begin, monkeypatch, who):
     monkeypatch.setattr(guard.places, "exempts", lambda _uuid, _pod, place, **_: exempt and place == "uid-9")
     sources = replace(
         guard.places._sources, group_of=lambda _holder: 7, place=lambda _group: GroupPlace("/x.service", None, group),
-        terms=lambda uuid, asks=guard.places._sources.terms: replace(asks(uuid), exempt=group if exempt else frozenset()),
+        terms=lambda it, asks=guard.places._sources.terms: replace(asks(it), exempt=group if exempt else frozenset()),
     )  # fmt: skip
     monkeypatch.setattr(guard.places, "_sources", sources)
     await asyncio.sleep(3)

@@ -40,6 +40,7 @@ from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
+from scrubber.service.fence_upkeep import FenceUpkeep
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.report import StatusReporter
@@ -396,15 +397,14 @@ class World:
             return reset_domains.resetting(record, ledger.records.values())
 
         observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since, resetting)
-        for record in ledger.records.values():
-            observer.recorded(record)
-        ledger.on_record = observer.recorded
+        ledger.overtaken = observer.overtaken
+        fence = FenceUpkeep(driver.guard, since).follow(ledger) if driver.guard is not None else None
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._restore, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
-            ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
+            ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks, fence,
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)

@@ -25,6 +25,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from scrubber.service.fence_upkeep import FenceUpkeep
 from tests.control_groups import foreign, group, identity, made_group, run
 from tests.core import lives
 from tests.devices.nvidia import bench
@@ -64,7 +65,9 @@ class Run:
         self.guard = Guard(Fence(group), identity(own), sources)
         self.guard.start()
         driver = DriverCalls(backend, "boot", guard=self.guard)
-        self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime), lives.no_reset)
+        since = ObservedSince(clock.now().uptime)
+        self.observer = Observer(driver, processes, folder, since, lives.no_reset)
+        self.fence = FenceUpkeep(self.guard, since)
         self._incarnation = Incarnation("boot", backend.driver())
 
     async def proven(self, uuid: str) -> Record:
@@ -78,14 +81,14 @@ class Run:
         receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=UseCounter.FENCE.value)
         scrubs = replace(lives.CLEAN.scrubs, receipt=receipt)
         record = replace(lives.CLEAN, device=device, incarnation=self._incarnation, scrubs=scrubs)
-        self.observer.recorded(record)
+        self.fence.recorded(record)
         return record
 
     async def resumed(self, record: Record) -> Facts:
         """What is known of a GPU at the start of the service."""
         await self.observer.driver.inventory()
-        self.observer.recorded(record)
-        self.observer.resume([record])
+        self.fence.recorded(record)
+        self.fence.resume([record])
         return await self.observer.look(record, Purpose.CHANGE)
 
     def stop(self) -> None:
@@ -135,7 +138,7 @@ async def test_a_use_after_the_proof_is_known_after_a_restart(start, gpu, foreig
     record = await service.proven(gpu.uuid)
     run(foreign, USES, str(tmp_path / "node"), str(record.device.minor))
     await service.observer.look(record, Purpose.CHANGE)
-    service.observer.recorded(record)
+    service.fence.recorded(record)
     asked = await start().resumed(record)
     assert isinstance(proof.ended(record, asked), ev.Soiled)
 
