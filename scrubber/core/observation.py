@@ -53,11 +53,12 @@ class Listed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FenceTells:
-    """What the fence has counted for a device."""
+    """What the fence, and the last search, have shown of a device."""
 
     counts_all: bool  # whoever opens the device is counted; below a group (``--cgroup-root``), only who is in it
     no_other_user: bool  # the last search found nobody but the owner, and the fence has counted nobody since
     opened: bool  # others have opened the device since the last search; also False where no fence counts
+    searched_ago: float = math.inf  # seconds since the end of the last search
 
 
 NOT_ASKED = FenceTells(counts_all=False, no_other_user=False, opened=True)
@@ -72,7 +73,6 @@ class Known:
     listed: Listed
     fence: FenceTells
     owner_alive: bool | None  # None: only a search can tell, or no container is known to own the device
-    searched_ago: float = math.inf  # seconds since the end of the last search
     free_ago: float = math.inf  # seconds since a look found it free; the record and the count are still the same
 
     @property
@@ -197,7 +197,7 @@ TABLE = (
         "its job looks for itself",
     ),
     LookRow(
-        BY_LIST, {State.IN_USE}, lambda known: known.opened and known.searched_ago >= A_WHILE, Look.SEARCH,
+        BY_LIST, {State.IN_USE}, lambda known: known.opened and known.fence.searched_ago >= A_WHILE, Look.SEARCH,
         "somebody may have it beside its owner. Whoever opens it again and again must not cause a search each time",
     ),
     LookRow(
@@ -210,7 +210,7 @@ TABLE = (
     ),
     LookRow(
         BY_LIST, {State.IN_USE},
-        lambda known: known.listed is not Listed.NOTHING and known.idle_owner and known.searched_ago < LATELY,
+        lambda known: known.listed is not Listed.NOTHING and known.idle_owner and known.fence.searched_ago < LATELY,
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
     LookRow(
@@ -218,7 +218,7 @@ TABLE = (
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
     LookRow(
-        BY_LIST, {State.GRANTED}, lambda known: known.no_user and known.kept and known.searched_ago < LATELY,
+        BY_LIST, {State.GRANTED}, lambda known: known.no_user and known.kept and known.fence.searched_ago < LATELY,
         Look.LIST, "whoever has acquired it may have it open, and uses no memory so far",
     ),
     LookRow(

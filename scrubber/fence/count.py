@@ -6,8 +6,6 @@ all attempts that the kernel has told are judged. So what it counts only grows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from ground import boot, log
 from policies.policy_model import FenceMode
 from scrubber.core.model import DeviceNumber
@@ -15,7 +13,7 @@ from scrubber.core.use_counter import Counted, FenceReading, Missed, UseCounter,
 from scrubber.fence import proofs
 from scrubber.fence.attempt_reader import AttemptReader
 from scrubber.fence.ignored import Sources
-from scrubber.fence.kernel.fence import Counts, Fence
+from scrubber.fence.kernel.fence import Fence
 from scrubber.fence.rules import Rules
 from scrubber.node import clock
 
@@ -23,6 +21,7 @@ logger = log.get("fence")
 
 _TRIES = 8  # readings of the counts, while attempts come
 _PATIENCE = 0.5  # seconds in which the attempts are to be judged
+SHARED = "pods have no control groups of their own on this node"
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 
 
@@ -35,6 +34,7 @@ class Count:
         self._rules = rules
         self._reader = reader
         self._boot_id = boot.boot_id()
+        self._counters: dict[frozenset[DeviceNumber], str] = {}  # their names
         self._judged: dict[str, int] = {}  # by counter: how many it had let through when all of them were judged
 
     def read(self, uuid: str) -> UseReading | None:
@@ -70,25 +70,18 @@ class Count:
         try:
             if why := self._rules.fault(uuid):
                 return Missed(why)
-            counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
-            kept = [self._fence.kept(number) for number in numbers]
+            read = self._fence.read(numbers)
         except OSError as error:
             return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
-        return FenceReading(
-            at, terms.kept_off.mode if terms.pods_have_groups else FenceMode.OFF,
-            "" if terms.pods_have_groups else "pods have no control groups of their own on this node",
-            self._counter(numbers),
-            passed=sum(it.asked - it.refused for it in counts),
-            ignored=sum(it.ignored for it in kept),
-            refused=sum(it.refused for it in counts),
-            gaps=sum(it.gaps for it in kept),
-            exempt=terms.exempt_digest,
-            below=self._sources.below,
-        )  # fmt: skip
+        mode, why = (terms.mode, "") if terms.pods_have_groups else (FenceMode.OFF, SHARED)
+        named, exempt, below = self._counter(numbers), terms.exempt_digest, self._sources.below
+        return FenceReading(at, mode, why, named, **read._asdict(), exempt=exempt, below=below)
 
-    def _counter(self, numbers: Collection[DeviceNumber]) -> str:
+    def _counter(self, numbers: frozenset[DeviceNumber]) -> str:
         """Names what counts the uses of these numbers: the maps of the fence, in this boot."""
-        return f"{proofs.named(f'{self._boot_id} {self._fence.counter}', numbers):016x}"
+        if numbers not in self._counters:
+            self._counters[numbers] = f"{proofs.named(f'{self._boot_id} {self._fence.counter}', numbers):016x}"
+        return self._counters[numbers]
 
     def proven(self, uuid: str, proof: str, uses: int) -> None:
         """The device was proven clean, and nobody has used it since this many uses. A later run can ask for that."""

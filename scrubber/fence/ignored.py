@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from policies.policy_model import FenceMode
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import NO_CONTAINER, Holder, Opener
 from scrubber.fence.kernel.attempts import Attempt
@@ -46,6 +47,11 @@ class Terms:
         if self.refuse:
             return KeptOff.ALL
         return KeptOff.NONE if self.held is None else KeptOff.PODS
+
+    @property
+    def mode(self) -> FenceMode:
+        """What the fence does with others."""
+        return self.kept_off.mode
 
 
 @dataclass(frozen=True, slots=True)

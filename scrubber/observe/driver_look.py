@@ -61,24 +61,21 @@ class DriverLook:
         self._owners = owners
         self._observed_since = observed_since
 
-    async def ask(self, uuid: str, *, briefly: bool) -> DriverList | None:
-        """The list; None during an orphaned reset. Raises DeviceError if the device does not answer.
+    async def at(self, record: Record, *, briefly: bool) -> tuple[DriverList | None, Seen | None]:
+        """What the driver says, None during an orphaned reset; and what that shows.
 
-        ``briefly``: a driver that knows of no holder is not asked for its list.
+        Raises DeviceError if the device does not answer. Nothing is shown if it takes too long to tell who it is, which
+        is no fault of the device. ``briefly``: a driver that knows of no holder is not asked for its list.
         """
-        driver = self._driver
+        driver, uuid = self._driver, record.device.uuid
         question = partial(self._ask, uuid, driver.read_incarnation, driver.backend.has_holders, briefly=briefly)
-        return await driver.caller.ask(uuid, question, driver.patience)
-
-    async def at(self, record: Record, said: DriverList) -> Seen | None:
-        """What the list shows. None if it takes too long to tell who it is, which is no fault of the device."""
-        if not said.pids and record.tenancy.container is None:  # there is nothing to read
-            return self._at(record, said)
+        said = await driver.caller.ask(uuid, question, driver.patience)
+        if said is None or (not said.pids and record.tenancy.owner is None):  # there is nothing to read
+            return said, self._at(record, said) if said is not None else None
         try:
-            ask, patience = self._driver.caller.ask, self._driver.patience
-            return await ask(f"list {record.device.uuid}", partial(self._at, record, said), patience)
+            return said, await driver.caller.ask(f"list {uuid}", partial(self._at, record, said), driver.patience)
         except DeviceError:
-            return None
+            return said, None
 
     async def at_all(self, records: Sequence[Record]) -> dict[str, Sighting]:
         """What the list shows of the devices for which it is enough in a round, and their health.
@@ -132,8 +129,8 @@ class DriverLook:
         if holders is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
         alive = None if container is None else self._owners.by_groups(container)
-        fence, ago = self._observed_since.fence_tells(uuid, said.reading), self._observed_since.searched_ago(uuid)
-        known = Known(record, _listed(record, said, holders, others), fence, alive, ago)
+        fence = self._observed_since.fence_tells(uuid, said.reading)
+        known = Known(record, _listed(record, said, holders, others), fence, alive)
         return Seen(Sighting(said.incarnation, holders, owner_alive=alive, use_reading=said.reading), known)
 
 

@@ -243,10 +243,6 @@ class ObservedSince:
             uses=_counted(reading), no_other_user=True, bystanders=self._bystanders(device)
         )
 
-    def searched_ago(self, device: str) -> float:
-        """Seconds since the end of the last search."""
-        return self.now().uptime - self._last_search(device).at
-
     def fence_tells(self, device: str, reading: UseReading | None = None) -> FenceTells:
         """What the fence has counted since the last search.
 
@@ -257,7 +253,8 @@ class ObservedSince:
         reading = self._readings.get(device)
         uses = _counted(reading)
         opened = uses is not None and self._last_search(device).uses != uses
-        return FenceTells(self._counts_all, self._has_no_other_user(device, reading), opened)
+        ago = self.now().uptime - self._last_search(device).at
+        return FenceTells(self._counts_all, self._has_no_other_user(device, reading), opened, ago)
 
     def _has_no_other_user(self, device: str, reading: UseReading | None) -> bool:
         uses, last = _counted(reading), self._last_search(device)

@@ -75,8 +75,7 @@ class Observer:
         if purpose is not Purpose.RESET:
             try:
                 starts = await self._starts(record, starting_pod)
-                said = await self._driver_look.ask(uuid, briefly=briefly)
-                seen = await self._driver_look.at(record, said) if said is not None else None
+                said, seen = await self._driver_look.at(record, briefly=briefly)
             except (DeviceError, BlindError) as why:  # the holders can be seen all the same
                 error = why
         if seen is not None and enough(purpose, seen.known) is not Look.SEARCH:

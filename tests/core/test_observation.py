@@ -33,7 +33,7 @@ def known(
     searched_ago: float = math.inf,
     free_ago: float = math.inf,
 ) -> Known:
-    return Known(record, listed, FenceTells(True, alone, opened), alive, searched_ago, free_ago)
+    return Known(record, listed, FenceTells(True, alone, opened, searched_ago), alive, free_ago)
 
 
 def owned(listed: Listed = NO_HOLDER, *, opened: bool = False, searched_ago: float = math.inf) -> Known:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import program
 from scrubber.fence.kernel.attempts import Attempt
-from scrubber.fence.kernel.fence import Counts, KeptInKernel
+from scrubber.fence.kernel.fence import Counts, KeptInKernel, Read
 from scrubber.node.cgroup_tree import GroupPlace
 
 _ROOM = program.RING_BYTES // (program.ATTEMPT.size + 8)  # attempts in the ring
@@ -162,6 +162,12 @@ class Kernel:
         """What was counted of a device."""
         self._answer()
         return self._counts[number]
+
+    def read(self, numbers: Iterable[DeviceNumber]) -> Read:
+        """What was counted of devices."""
+        counts, kept = [self.counts(it) for it in numbers], [self.kept(it) for it in numbers]
+        passed, refused = sum(it.asked - it.refused for it in counts), sum(it.refused for it in counts)
+        return Read(passed, refused, sum(it.ignored for it in kept), sum(it.gaps for it in kept))
 
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from scrubber.core.model import DeviceNumber
 from scrubber.fence.kernel import bpf, program
@@ -48,6 +49,15 @@ class KeptInKernel:
     gaps: int = 0  # what the kernel did not count: each may be a use
     proof: int = 0  # names the last proof ...
     uses: int = 0  # ... and how many uses there were by then
+
+
+class Read(NamedTuple):
+    """What the kernel and the service have counted of others."""
+
+    passed: int
+    refused: int
+    ignored: int
+    gaps: int
 
 
 class Fence:
@@ -247,6 +257,15 @@ class Fence:
         """What was counted of a device while it was fenced; None if it never was."""
         value = self._counters.get(_key(number))
         return None if value is None else _counts(value)
+
+    def read(self, numbers: Iterable[DeviceNumber]) -> Read:
+        """What was counted of these numbers together, and what the service keeps beside that."""
+        keys = [*map(_key, numbers)]
+        counts = [program.COUNTS.unpack(self._counters.get(key) or bytes(program.COUNTS.size)) for key in keys]
+        kept = [program.PROOF.unpack(self._kept.get(key) or bytes(program.PROOF.size)) for key in keys]
+        passed, refused = (sum(each) for each in zip(*counts, strict=True))
+        ignored, gaps, _, _ = (sum(each) for each in zip(*kept, strict=True))
+        return Read(passed, refused, ignored, gaps)
 
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""
