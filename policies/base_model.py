@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
@@ -21,7 +20,3 @@ class Model(BaseModel):
     """A strict and frozen model: an unknown key is an error, and a policy in force never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Word(str, Enum):
-    """Base of the enums whose values are words in a policy file."""

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from policies.base_model import Duration, Model, Word
+from policies.base_model import Duration, Model
+from policies.values import Word
 from policies.xids import Xids
 
 FLAP_WINDOW = (

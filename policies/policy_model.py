@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
-from policies.base_model import Duration, Model, Word
+from policies.base_model import Duration, Model
 from policies.hardware import QuarantinePolicy, Reset, SettingsPolicy, WhenReset
-from policies.values import ScrubPath
+from policies.values import FenceMode, ScrubPath, Word
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -91,15 +91,6 @@ class Passes(Word):
     def patterns(self) -> tuple[str, ...]:
         """The patterns by name, in the order in which they are written and read back."""
         return tuple(self.value.split("+"))
-
-
-class FenceMode(Word):
-    """What the kernel does when somebody opens a device that was not given to it."""
-
-    HOLD = "hold"
-    REFUSE = "refuse"
-    WATCH = "watch"
-    OFF = "off"
 
 
 def check_gpu(entry: object) -> object:

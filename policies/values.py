@@ -1,4 +1,4 @@
-"""The values that policies and decisions share: scrub paths and driver errors. Workers load them without pydantic."""
+"""The values that policies and decisions share. Workers load them without pydantic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class ScrubPath(str, Enum):
+class Word(str, Enum):
+    """Base of the enums whose values are words in a policy file."""
+
+
+class FenceMode(Word):
+    """What the kernel does when somebody opens a device that was not given to it."""
+
+    HOLD = "hold"
+    REFUSE = "refuse"
+    WATCH = "watch"
+    OFF = "off"
+
+
+class ScrubPath(Word):
     """How thorough a scrub is. Each path does everything that the one before it does."""
 
     FAST = "fast"

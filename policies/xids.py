@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ground.documents.units import format_duration
-from policies.base_model import Model, Word
-from policies.values import Xid
+from policies.base_model import Model
+from policies.values import Word, Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, RequiredAction, XidRow, XidScope
 
 __all__ = [

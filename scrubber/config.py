@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from ground import paths
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 
 
 class BackendChoice(Enum):

@@ -15,7 +15,8 @@ from pathlib import Path
 from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match, policy_model
-from policies.policy_model import FenceMode, Policy, PolicySet
+from policies.policy_model import Policy, PolicySet
+from policies.values import FenceMode
 from scrubber.core.model import DeviceInfo
 from scrubber.node import clock
 

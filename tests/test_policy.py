@@ -9,7 +9,8 @@ import pytest
 
 from ground import private_files
 from ground.documents.faults import DocumentError
-from policies.policy_model import FenceMode, Mode
+from policies.policy_model import Mode
+from policies.values import FenceMode
 from scrubber.node import clock
 from scrubber.policy import ActivePolicy
 

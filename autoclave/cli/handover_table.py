@@ -15,7 +15,7 @@ from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
 from ground.quantities import quantity
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrub_api import admin_client, views
 from scrub_api.device_messages import device_name
 from scrubber.core import device_names, tenancies

@@ -80,14 +80,9 @@ def decide(
     now: Moment,
     recipient: Recipient,
     *,
-    containers_wait: bool = False,
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
-    """May this device go to this recipient?
-
-    ``containers_wait``: no container can use the device before the service says yes. So if the start of the pod is
-    announced, its container waits for the proof, and this request does not wait.
-    """
+    """May this device go to this recipient?"""
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
@@ -104,8 +99,14 @@ def decide(
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    waits = isinstance(recipient, ForPod) and recipient.announced and containers_wait
-    return _deferred(answer) if waits else answer
+    return answer
+
+
+def reserve(record: Record) -> answers.Refuse | None:
+    """Why a pod must not get this device, by its record; None if the start of its container may decide."""
+    if record.health.ailment is not None:
+        return answers.sick(Action.HAND_OUT, record)
+    return answers.quarantined(Action.HAND_OUT, record) if record.state is State.QUARANTINED else None
 
 
 def partly_held(replies: Mapping[str, answers.AcquireAnswer]) -> answers.Refuse | None:
@@ -129,20 +130,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: mode enforce needs the {path.value} path ({trigger.value})")
-        case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.RecordFirst():
-            return answer
-        case answers.Proceed():
-            return answer
-
-
-def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
-    """The answer if the container can wait: this request then leaves each wait to the start of the container."""
-    match answer:
-        case answers.Scrub():
-            return answers.Defer(answer)
-        case answers.Wait() | answers.Join():
-            return answers.Defer()
-        case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.RecordFirst():
+        case answers.HandOut() | answers.Join() | answers.CancelJob() | answers.RecordFirst():
             return answer
         case answers.Proceed():
             return answer

@@ -26,17 +26,11 @@ class HandOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Defer:
-    """The device may be handed out, and the start waits for the proof, because the fence holds the container back."""
-
-    scrub: Scrub | None = None  # to start meanwhile
-
-
-@dataclass(frozen=True, slots=True)
 class Admit:
-    """A container may start. Record this event first, for all of its devices in one transaction."""
+    """A container may start. Record this first, for all of its devices in one transaction."""
 
     event: ev.PutInUse
+    handed_out: HandOut | None = None  # its grant comes before it: no Allocate was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +112,8 @@ class Offer:
     why: str
 
 
-AcquireAnswer = Proceed | HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
-StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
+AcquireAnswer = Proceed | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
+StartAnswer = Proceed | Admit | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 ReleaseAnswer = Proceed | Refuse | RecordFirst
 TendAnswer = RecordFirst | Scrub | StartProbation | Blocked | Proceed
 

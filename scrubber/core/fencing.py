@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.model import State
 from scrubber.core.record import Record
 

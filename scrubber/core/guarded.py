@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.model import Facts, Moment
 from scrubber.core.use_counter import Counted, FenceReading, Missed
 

@@ -35,7 +35,6 @@ class Purpose(Enum):
 class Look(Enum):
     """How to look at a device."""
 
-    LAST = "what was seen last: only the fence is asked"
     LIST = "the driver's list of holders"
     FENCE = "the driver's list, and the fence proves that a search would find nobody else"
     SEARCH = "a search of all processes of the node"
@@ -73,7 +72,6 @@ class Known:
     listed: Listed
     fence: FenceTells
     owner_alive: bool | None  # None: only a search can tell, or no container is known to own the device
-    free_ago: float = math.inf  # seconds since a look found it free; the record and the count are still the same
 
     @property
     def no_holder(self) -> bool:
@@ -86,7 +84,7 @@ class Known:
         return self.no_holder or self.listed is Listed.IGNORED
 
     @property
-    def owner_told(self) -> bool:
+    def owner_known(self) -> bool:
         """Whether it is known if the owner lives, as far as there is one."""
         return self.owner_alive is not None or self.record.tenancy.container is None
 
@@ -139,7 +137,7 @@ class LookRow(NamedTuple):
     why: str
 
 
-A_MOMENT, A_WHILE, LATELY = 5.0, 10.0, 60.0  # seconds since a look, or since the end of a search
+A_WHILE, LATELY = 10.0, 60.0  # seconds since a look, or since the end of a search
 
 
 def _always(_known: Known) -> bool:
@@ -159,16 +157,12 @@ TABLE = (
         "it cannot be undone, and it takes the siblings down, too",
     ),
     LookRow(
-        {Purpose.RESERVE}, _ANY - _TAKEN, lambda known: known.free_ago < A_MOMENT and known.fence.counts_all, Look.LAST,
-        "nobody had it a moment ago, and nobody has opened it since",
-    ),
-    LookRow(
-        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder and known.owner_told, Look.LIST,
+        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder and known.owner_known, Look.LIST,
         "nobody had it when the scrub began, and whoever has come since and uses the memory is on the list",
     ),
     LookRow(
         {Purpose.START, Purpose.CHANGE, *BY_LIST}, _ANY,
-        lambda known: known.no_holder and known.closed and known.owner_told, Look.FENCE,
+        lambda known: known.no_holder and known.closed and known.owner_known, Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
     LookRow(
@@ -177,7 +171,7 @@ TABLE = (
         Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
     LookRow(
-        BY_LIST, _ANY, lambda known: known.owner_alive is False or not known.owner_told, Look.SEARCH,
+        BY_LIST, _ANY, lambda known: known.owner_alive is False or not known.owner_known, Look.SEARCH,
         "an owner that has ended may have sent the open device to another process",
     ),
     LookRow(

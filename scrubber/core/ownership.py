@@ -149,14 +149,14 @@ def contested(record: Record, named: KubeletAssignment) -> bool:
     return record.tenancy.allocations > named.containers
 
 
-def outdated(tenancy: Tenancy, named: KubeletAssignment, now: Moment) -> bool:
-    """Whether the kubelet's checkpoint is older than the last Allocate.
+def outdated(tenancy: Tenancy, named: KubeletAssignment, reserved: Moment | None, now: Moment) -> bool:
+    """Whether the kubelet's checkpoint is older than the last Allocate, which may have written no grant: ``reserved``.
 
     Then it cannot name the pod of that Allocate. The kubelet writes the checkpoint after Allocate and before the first
     start. The wall clock may have been set since Allocate, before or after that write. So the earlier of the two times
     counts: the time of Allocate by the old clock, or by the present clock.
     """
-    grant, given = tenancy.grant, tenancy.deferred
+    grant, given = tenancy.grant, reserved or tenancy.deferred
     if given is None and grant is not None and not grant.at_start:
         given = grant.at
     if given is None:

@@ -57,13 +57,14 @@ def decide(
     pod: str,
     now: Moment,
     named: KubeletAssignment | None = None,
+    reserved: Moment | None = None,
 ) -> answers.StartAnswer:
     """May a container of this pod start on the device?
 
     ``named``: what the kubelet's checkpoint says about the device; None if the caller, not the checkpoint, names the
-    pod.
+    pod. ``reserved``: when Allocate gave the device to a pod without a grant, if it did.
     """
-    unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
+    unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, reserved, now)
     if unproven is not None:
         why = answers.sentence(Action.START_ON, record, unproven)
         return answers.Refuse(Reason.OWNER_UNKNOWN, why, (TRIES_AGAIN,))
@@ -76,11 +77,13 @@ def decide(
     return answer
 
 
-def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
+def _cannot_be_owner(
+    record: Record, facts: Facts, pod: str, named: KubeletAssignment, reserved: Moment | None, now: Moment
+) -> str | None:  # fmt: skip
     """Why it is not proven that the checkpoint names the pod of the grant, or None."""
     if record.incarnation != facts.incarnation:
         return None
-    if ownership.outdated(record.tenancy, named, now):
+    if ownership.outdated(record.tenancy, named, reserved, now):
         return OUTDATED
     if record.tenancy.grant is not None and record.tenancy.grant.at_start:
         return None
@@ -112,11 +115,12 @@ def _enforced(
         case State.QUARANTINED:
             return answers.quarantined(Action.START_ON, record)
         case State.SCRUBBING:
-            return _as_start(acquire.under_way(record, policy))
+            return acquire.under_way(record, policy)
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # The grant was not seen: after a reboot, while the service was not running, or because the start waits for
             # the proof.
-            return _as_start(acquire.decide(record, facts, policy, now, ForPod(), action=Action.START_ON))
+            answer = acquire.decide(record, facts, policy, now, ForPod(), action=Action.START_ON)
+            return _as_start(answer, facts, pod, now)
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, why_clean)
         case State.IN_USE if _owned_by(record, pod):
@@ -221,13 +225,11 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
     return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
 
 
-def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
+def _as_start(answer: answers.AcquireAnswer, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
     match answer:
+        case answers.HandOut():
+            return replace(_admit(facts, pod, now), handed_out=answer)
         case answers.Scrub(path, Trigger.ACQUIRE):
             return answers.Scrub(path, Trigger.START)
-        case answers.Defer():
-            raise AssertionError("only an announced acquire is deferred to the start")
-        case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob() | answers.Wait():
-            return answer
-        case answers.Refuse() | answers.RecordFirst() | answers.Proceed():
+        case _:
             return answer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.moments import Moment
 
 

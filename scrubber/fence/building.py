@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from ground import log
-from policies.policy_model import FenceMode, Policy, digest
+from policies.policy_model import Policy, digest
+from policies.values import FenceMode
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
 from scrubber.fence.exempt import Exempt

@@ -7,7 +7,7 @@ all attempts that the kernel has told are judged. So what it counts only grows.
 from __future__ import annotations
 
 from ground import boot, log
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.model import DeviceNumber
 from scrubber.core.use_counter import Counted, FenceReading, Missed, UseCounter, UseReading
 from scrubber.fence import proofs

@@ -16,7 +16,7 @@ from scrubber.fence.count import Count
 from scrubber.fence.ignored import Sources
 from scrubber.fence.kernel.fence import Fence
 from scrubber.fence.live_openers import LiveOpeners
-from scrubber.fence.places import Places
+from scrubber.fence.opener_places import Places
 from scrubber.fence.rules import Rules
 from scrubber.node import clock
 from scrubber.node.new_groups import NewGroups

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.fencing import KeptOff
 from scrubber.core.model import NO_CONTAINER, Holder, Opener
 from scrubber.fence.kernel.attempts import Attempt

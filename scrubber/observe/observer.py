@@ -133,8 +133,7 @@ class Observer:
             return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
         for uuid, reading in later.items():
             self._observed_since.read(uuid, reading)
-        told = readings.keys() & later.keys()
-        found = {uuid: held if uuid in told else None for uuid, held in search.holders.items()}
+        found = {uuid: held if uuid in readings and uuid in later else None for uuid, held in search.holders.items()}
         search = replace(search, holders=found)
         self._observed_since.searched(before, (record, *siblings), search.holders, settled=search.settled)
         self._found |= {uuid: held for uuid, held in search.holders.items() if held is not None}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ground.quantities import quantity
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import verdict
 from scrubber.core.events import Event, ScrubPassed, TenancyClosed
 from scrubber.core.guarded import Guarded

@@ -11,7 +11,7 @@ from typing import Any
 
 from ground import calendar_time
 from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrub_api.measurements import ZEROS
 from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.model import DeviceInfo, Moment, Receipt, Step

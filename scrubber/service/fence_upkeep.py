@@ -30,8 +30,8 @@ class FenceUpkeep:
 
     def recorded(self, record: Record) -> None:
         """A new record, before a reader sees it."""
-        guard, since, uuid, receipt = self._guard, self._observed_since, record.device.uuid, record.scrubs.receipt
         open_to = fencing.open_to(record)
+        guard, since, uuid, receipt = self._guard, self._observed_since, record.device.uuid, record.scrubs.receipt
         guard.openers.began(record, open_to, clock.now().uptime)
         before = guard.rules.changed(uuid, open_to)
         if before != open_to:

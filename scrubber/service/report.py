@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from ground import process_names
 from ground.errors import joined
-from policies.policy_model import OPERATOR_PROGRAMS, RUNTIME_UNITS, FenceMode, Policy, concessions
+from policies.policy_model import OPERATOR_PROGRAMS, RUNTIME_UNITS, Policy, concessions
+from policies.values import FenceMode
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, device_names, fencing, next_scrub, offering, repeated_uses

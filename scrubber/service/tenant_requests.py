@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ground import aio, log
-from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, pauses, start
@@ -31,7 +31,7 @@ from scrubber.core import events as ev
 from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Pods
-from scrubber.core.model import Facts, KubeletAssignment
+from scrubber.core.model import Facts, KubeletAssignment, Moment, State
 from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
@@ -46,7 +46,7 @@ logger = log.get("tenant requests")
 
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A", bound=Answer)
-ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
+ACCEPTED = (answers.Proceed, answers.HandOut)
 OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
 ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
 TOO_LATE = "cannot say in time whether the devices are free", answers.TRY_AGAIN
@@ -96,6 +96,8 @@ class TenantRequests:
         """``upkeep`` takes care of a device that was released."""
         self._context = context
         self._upkeep = upkeep
+        self._reserved: dict[str, Moment] = {}  # by device: its last Allocate without a grant, until a start
+        self._preparing: dict[str, asyncio.Task[None]] = {}  # by device
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def acquire(
@@ -104,12 +106,12 @@ class TenantRequests:
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer arrives before
-        that. ``op`` is the caller's operation id for ledger and log.
-
-        If the fence holds containers back, a pod may get the device without a grant: the device is not ready yet, and
-        the announced start waits for it. If a claim or a job has all of these devices already, the answer is its
-        grants.
+        that. ``op`` is the caller's operation id for ledger and log. If a claim or a job has all of these devices
+        already, the answer is its grants. Where the kernel keeps pods off, a pod gets no grant yet, as ``_reserve``
+        says.
         """
+        if isinstance(recipient, ForPod) and recipient.announced and all(map(self._context.containers_wait, devices)):
+            return {device: self._reserve(device, op) for device in devices}
         guard = self._context.observer.driver.guard
         if isinstance(recipient, ForJob) and recipient.group and guard is not None:
             guard.places.demand_tenant(recipient.group)
@@ -124,6 +126,33 @@ class TenantRequests:
                     of_disk = isinstance(error, LedgerUnavailable)  # the list shows its fault as long as that lasts
                     self._context.withhold(refused if of_disk else refused or request.devices)
                 raise
+
+    def _reserve(self, device: str, op: str) -> GrantedDevice:
+        """Answer Allocate from the record alone: no look, no row, no lock.
+
+        No container can use the device before ``start`` has proven it, and has written grant and owner. Raises Refused
+        for a device that is quarantined or sick. A scrub that the device needs begins.
+        """
+        context = self._context
+        record, policy = context.record(device), context.device_policy(device).policy
+        if (refused := acquire.reserve(record)) is not None:
+            raise _error(refused, device)
+        self._reserved[device] = context.now()
+        if record.state is not State.CLEAN and device not in self._preparing:
+            task = asyncio.create_task(self._prepare(device, op), name=f"prepare {device}")
+            self._preparing[device] = task
+            task.add_done_callback(lambda _: self._preparing.pop(device, None))
+        return GrantedDevice(device, "", "", receipts=context.receipts(record, policy))
+
+    async def _prepare(self, device: str, op: str) -> None:
+        """Begin the scrub that a device needs, unless its last owner is still there."""
+        request = self._request(Action.HAND_OUT, [device], op, None)
+        try:
+            async with self._locked(request):
+                await self._decide(request, partial(self._context.observer.look, purpose=Purpose.RESERVE), _for_a_pod)
+                await self._start_jobs(request)
+        except AutoclaveError as error:  # the start of the container tries it, too, and says so
+            logger.info("cannot prepare a device for its pod", op=request.op, device=device, error=str(error))
 
     async def _acquire(self, request: Request, recipient: Recipient) -> dict[str, GrantedDevice]:
         while True:
@@ -143,8 +172,7 @@ class TenantRequests:
         context = self._context
 
         def judge(record: Record, facts: Facts, policy: Policy) -> answers.AcquireAnswer:
-            waits = context.containers_wait(record.device.uuid)
-            return acquire.decide(record, facts, policy, facts.at, recipient, containers_wait=waits)
+            return acquire.decide(record, facts, policy, facts.at, recipient)
 
         async with self._locked(request):
             announced = isinstance(recipient, ForPod) and recipient.announced  # then the start looks again
@@ -173,22 +201,18 @@ class TenantRequests:
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         request = self._request(Action.START_ON, devices, op, within)
-        pod, grants = owner, 0
-        while grants < MAX_ROUNDS:
+        pod = owner
+        while True:
             async with self._locked(request):
                 pod, named = await self._starting_pod(request, owner, pod)
                 replies = await self._decide_start(request, pod, named)
                 _raise_refusals(request)
-                if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._record_starts(request)
-                    return
-                if not request.waits:  # a start that is refused in the end must not leave grants behind
-                    grants += 1
+                if all(isinstance(answer, answers.Proceed | answers.Admit) for answer in replies.values()):
                     with contextlib.suppress(OvertakenError):  # then the next round looks again
-                        await self._record_grants(request, ForPod(announced=True), at_start=True)
+                        await self._record_starts(request)
+                        return
                 await self._start_jobs(request)
             await self._wait(request)
-        raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
         """End the proof of a device, as ``acquire.distrust`` says.
@@ -336,7 +360,8 @@ class TenantRequests:
         self, request: Request, pod: str, named: Mapping[str, KubeletAssignment]
     ) -> Mapping[str, answers.StartAnswer]:
         def judge(record: Record, facts: Facts, policy: Policy) -> answers.StartAnswer:
-            return start.decide(record, facts, policy, pod, facts.at, named.get(record.device.uuid))
+            uuid = record.device.uuid
+            return start.decide(record, facts, policy, pod, facts.at, named.get(uuid), self._reserved.get(uuid))
 
         look = partial(self._context.observer.look, purpose=Purpose.START, starting_pod=pod)
         return await self._decide(request, look, judge)
@@ -386,41 +411,49 @@ class TenantRequests:
         raise NotReady(starting_pod.reason, starting_pod.message, *starting_pod.remedies)
 
     async def _record_starts(self, request: Request) -> None:
-        """Record all starts in one transaction, before any container can start."""
-        starts = [(device, it.event) for device, it in request.replies.items() if isinstance(it, answers.Admit)]
-        if starts:
-            await self._context.ledger.append(request.op, *starts)
+        """Record all starts, and the grants of those without one, in one transaction before any container can start."""
+        events: list[tuple[str, ev.Event]] = []
+        for device, answer in request.replies.items():
+            if isinstance(answer, answers.Admit):
+                if answer.handed_out is not None:
+                    grant = self._granted(request, device, answer.handed_out, ForPod(announced=True))
+                    events.append((device, replace(grant, grant=replace(grant.grant, at_start=True))))
+                events.append((device, answer.event))
+        if events:
+            await self._context.ledger.append(request.op, *events, seen=request.facts)
+        for device in request.devices:
+            self._reserved.pop(device, None)
 
-    async def _record_grants(self, request: Request, recipient: Recipient, *, at_start: bool = False) -> None:
-        """Record the grants of all devices that may be handed out, and the deferrals, in one transaction.
-
-        ``at_start``: the grants are for the container that starts.
-        """
-        context, now, replies = self._context, self._context.now(), request.replies
-        handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
+    async def _record_grants(self, request: Request, recipient: Recipient) -> None:
+        """Record the grants of all devices that may be handed out, in one transaction."""
+        replies = request.replies
         events: list[tuple[str, ev.Event]] = [
-            (device, ev.Deferred()) for device, answer in replies.items() if isinstance(answer, answers.Defer)
+            (device, self._granted(request, device, answer, recipient))
+            for device, answer in replies.items()
+            if isinstance(answer, answers.HandOut)
         ]
-        for device, answer in handouts.items():
-            receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
-            grant = acquire.grant_for(recipient, context.token(6), now, request.epoch, receipt.id if receipt else None)
-            grant, unproven = replace(grant, at_start=at_start), answer.unproven
-            events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         if isinstance(recipient, ForClaim):
-            pods, records = tuple(sorted(recipient.pods.names)), context.ledger.records
+            pods, records = tuple(sorted(recipient.pods.names)), self._context.ledger.records
+            handouts = {device for device, _ in events}
             let_in = {device: records[device].tenancy.claim_pods for device in replies if device not in handouts}
             events += [(device, ev.LetIn(pods)) for device in replies if let_in.get(device) != pods]
         if events:
-            await context.ledger.append(request.op, *events, seen=request.facts)
+            await self._context.ledger.append(request.op, *events, seen=request.facts)
+
+    def _granted(
+        self, request: Request, device: str, answer: answers.HandOut, recipient: Recipient
+    ) -> ev.Granted | ev.GrantedUnproven:
+        context = self._context
+        receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
+        name, receipt_id = context.token(6), receipt.id if receipt else None
+        grant = acquire.grant_for(recipient, name, context.now(), request.epoch, receipt_id)
+        return ev.Granted(grant) if answer.unproven is None else ev.GrantedUnproven(grant, answer.unproven)
 
     def _describe_grant(self, request: Request, device: str) -> GrantedDevice:
-        """The grant of a device, and what its receipt proves.
-
-        If there is no grant, the container waits for the device.
-        """
+        """The grant of a device, and what its receipt proves."""
         record, policy = self._context.ledger.records[device], request.policies[device].policy
         grant, receipt = record.tenancy.grant, record.scrubs.receipt
-        if grant is None or isinstance(request.replies[device], answers.Defer):
+        if grant is None:
             return GrantedDevice(device, "", "", receipts=self._context.receipts(record, policy))
         receipts, notary = self._context.receipts(record, policy, granted=True), self._context.ledger.notary
         if receipt is None:  # granted without a proof, or in use already
@@ -439,8 +472,7 @@ class TenantRequests:
     async def _start_jobs(self, request: Request) -> None:
         """Start or join the jobs that the answers require."""
         context, running = self._context, list[ScrubJob]()
-        for device, reply in request.replies.items():
-            answer = reply.scrub if isinstance(reply, answers.Defer) else reply
+        for device, answer in request.replies.items():
             if isinstance(answer, answers.Scrub):
                 context.require_clearable(device, f"cannot {request.action.value} {device}: ")
                 policy = request.policies[device]
@@ -503,6 +535,10 @@ class TenantRequests:
             async with asyncio.timeout(within):
                 while all(ledger.records.get(device) is record for device, record in before.items()):
                     await ledger.changed.after(ledger.changed.notifications)
+
+
+def _for_a_pod(record: Record, facts: Facts, policy: Policy) -> answers.AcquireAnswer:
+    return acquire.decide(record, facts, policy, facts.at, ForPod(announced=True))
 
 
 def _error(answer: answers.Wait | answers.Refuse, device: str = "") -> NotReady | Refused:

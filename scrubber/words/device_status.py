@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from ground import process_names
 from ground.quantities import quantity
-from policies.policy_model import FenceMode, Policy
+from policies.policy_model import Policy
+from policies.values import FenceMode
 from scrub_api import views
 from scrubber.core import absence, ailments, answers, device_names, fencing, next_scrub, ownership, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts

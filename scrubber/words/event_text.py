@@ -5,7 +5,7 @@ from __future__ import annotations
 from ground import calendar_time, process_names
 from ground.documents.units import format_size
 from ground.quantities import quantity
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrub_api import views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core import events as ev

@@ -15,7 +15,7 @@ from autoclave import cli
 from autoclave.cli import service_call
 from ground import paths
 from policies import load, policy_model
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ground import unix_sockets
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber import daemon
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from tests import default_dirs

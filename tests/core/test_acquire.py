@@ -16,7 +16,6 @@ from scrubber.core.answers import (
     AcquireAnswer,
     Blocked,
     CancelJob,
-    Defer,
     HandOut,
     Join,
     Proceed,
@@ -102,32 +101,8 @@ def test_only_operators_read_which_process_was_too_slow():
     assert veto == Veto(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 
 
-DEFER = rows(
-    ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
-    ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
-    ("one that is being scrubbed", lives.SCRUBBING, facts(), Defer()),
-    ("one that is still in use", lives.IN_USE, facts((OF_A,), alive=True), Defer()),
-    ("a quarantined one is refused", lives.QUARANTINED, facts(),
-     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined", BACK)),
-    ("a sick one is refused", lives.SICK_DIRTY, facts(), SICK),
-)  # fmt: skip
-
-
 def held(words):
     return Refuse(Reason.IN_USE, f"cannot hand out GPU-1: it is {words}", GIVE_BACK)
-
-
-@pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_where_containers_wait_allocate_does_not(record, seen, answer):
-    assert acquire.decide(record, seen, ENFORCE, later(1), ANNOUNCED, containers_wait=True) == answer
-
-
-@pytest.mark.parametrize(("recipient", "containers_wait"), [(ANNOUNCED, False), (ForPod(), True)])
-@pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_only_announced_requests_that_may_wait_are_deferred(record, seen, answer, recipient, containers_wait):
-    at_once = acquire.decide(record, seen, ENFORCE, later(1), recipient, containers_wait=containers_wait)
-    assert not isinstance(at_once, Defer)
-    assert isinstance(answer, Defer) is (at_once != answer)
 
 
 ACQUIRE = rows(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import closing, guarded
 from scrubber.core import events as ev
 from scrubber.core.guarded import ANEW, UNKNOWN, UNREAD, EndedTenancy, between

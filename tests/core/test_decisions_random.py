@@ -53,6 +53,8 @@ def everything_asked(record, seen, policy, now, chance=0.0):
 def events_of(record, answer):
     """What the service would record of an answer."""
     match answer:
+        case answers.Admit(event, handed_out) if handed_out is not None:
+            return (*events_of(record, handed_out), event)
         case answers.RecordFirst(event) | answers.Admit(event):
             return (event,)
         case answers.HandOut(unproven=None):

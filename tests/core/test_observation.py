@@ -17,7 +17,7 @@ from tests.core import lives
 from tests.core.lives import live, rows
 
 ROUND, RESERVE, GRANT, START, CHANGE, STEP, RESET = Purpose
-LAST, LIST, FENCE, SEARCH = Look
+LIST, FENCE, SEARCH = Look
 NOTHING, UNSURE, IGNORED, NO_HOLDER, HOLDER = Listed
 CLAIMED = live(lives.OF_CLAIM, ev.LetIn((lives.A,)))
 STUCK = live(lives.DIRTY, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.STUCK_PROCESS, "it does not end"))))
@@ -31,9 +31,8 @@ def known(
     opened: bool = False,
     alive: bool | None = None,
     searched_ago: float = math.inf,
-    free_ago: float = math.inf,
 ) -> Known:
-    return Known(record, listed, FenceTells(True, alone, opened, searched_ago), alive, free_ago)
+    return Known(record, listed, FenceTells(True, alone, opened, searched_ago), alive)
 
 
 def owned(listed: Listed = NO_HOLDER, *, opened: bool = False, searched_ago: float = math.inf) -> Known:
@@ -48,11 +47,10 @@ def owned(listed: Listed = NO_HOLDER, *, opened: bool = False, searched_ago: flo
         (
             "a reservation", RESERVE,
             [
-                (known(lives.CLEAN, NOTHING, free_ago=4.9), LAST),
-                (known(lives.CLEAN, NOTHING, free_ago=5.0), SEARCH),
+                (known(lives.CLEAN, NOTHING), SEARCH),
                 (known(lives.CLEAN), LIST),
-                (known(lives.GRANTED, NOTHING, free_ago=0.0), SEARCH),
-                (known(lives.IN_USE, NOTHING, free_ago=0.0), SEARCH),
+                (known(lives.GRANTED, NOTHING), SEARCH),
+                (known(lives.IN_USE, NOTHING), SEARCH),
                 (known(lives.GRANTED), SEARCH),
                 (known(lives.GRANTED, alone=True), FENCE),
             ],
@@ -97,7 +95,7 @@ def owned(listed: Listed = NO_HOLDER, *, opened: bool = False, searched_ago: flo
             [
                 (known(lives.CLEAN, alone=True), FENCE),
                 (known(lives.CLEAN, IGNORED, alone=True), LIST),
-                (known(lives.CLEAN, NOTHING, alone=True, free_ago=0.0), SEARCH),
+                (known(lives.CLEAN, NOTHING, alone=True), SEARCH),
                 (known(lives.SCRUBBING), SEARCH),
                 (known(lives.CLEAN, HOLDER), SEARCH),
                 (known(lives.IN_USE, HOLDER, alone=True, alive=True), LIST),
@@ -187,7 +185,7 @@ def test_where_nothing_is_known_everything_is_searched(purpose: Purpose) -> None
 @pytest.mark.parametrize("purpose", [GRANT, START, CHANGE, RESET])
 def test_no_list_alone_is_enough_before_a_use(purpose: Purpose) -> None:
     for record, listed, alive in itertools.product(lives.LIVES.values(), Listed, (None, True, False)):
-        without = known(record, listed, alive=alive, searched_ago=0.0, free_ago=0.0)
+        without = known(record, listed, alive=alive, searched_ago=0.0)
         assert enough(purpose, without) is SEARCH
         if record.state is State.GRANTED and open_to(record) is not OpenTo.SERVICE:
             alone = known(record, listed, alone=True, alive=alive, searched_ago=0.0)
@@ -201,5 +199,5 @@ def test_a_fence_below_a_group_makes_no_look_weaker(purpose: Purpose) -> None:
     for record, listed, opened, alive, searched_ago in sides:
         without = known(record, listed, opened=opened, alive=alive, searched_ago=searched_ago)
         proven = replace(without.fence, counts_all=False, no_other_user=True)
-        look = enough(purpose, replace(without, fence=proven, free_ago=0.0))
-        assert (look, look in {LAST, FENCE}) == (enough(purpose, without), False)
+        look = enough(purpose, replace(without, fence=proven))
+        assert (look, look is FENCE) == (enough(purpose, without), False)

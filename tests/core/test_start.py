@@ -83,7 +83,8 @@ START = rows(
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("S3 a start on a dirty device is decided as in Allocate", lives.DIRTY, facts(), ENFORCE,
      Scrub(ScrubPath.FAST, Trigger.START)),
-    ("a start on a clean device is decided as in Allocate", lives.CLEAN, facts(), ENFORCE, HandOut()),
+    ("a start on a clean device is decided as in Allocate", lives.CLEAN, facts(), ENFORCE,
+     replace(ADMIT, handed_out=HandOut())),
     ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
     ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
      RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
@@ -200,8 +201,9 @@ def test_under_observe_a_contested_device_starts_unscrubbed():
     released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, SHOWN, names(1))
     assert released == CONTESTED_AGAIN
     unproven = start.decide(RESTARTED, facts(), OBSERVE, A, later(1), names(1))
-    assert isinstance(unproven, HandOut)
-    assert unproven.unproven
+    assert isinstance(unproven, Admit)
+    assert unproven.handed_out is not None
+    assert unproven.handed_out.unproven
 
 
 EARLIER = live(lives.IN_USE, ev.Released("its pod is gone"), ev.ScrubStarted(lives.job()))

@@ -22,7 +22,8 @@ from autoclave.doctor.node_facts import (
 )
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from policies import load
-from policies.policy_model import FenceMode, FencePolicy, Policy, concessions
+from policies.policy_model import FencePolicy, Policy, concessions
+from policies.values import FenceMode
 from scrub_api import views
 from scrubber.core.model import NO_CONTAINER, NOWHERE, Holder
 from tests.doctor import nodes

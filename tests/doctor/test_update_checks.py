@@ -11,7 +11,7 @@ from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings import update_checks
 from ground import boot
 from policies import load
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.events import NODE, LedgerEntry, PolicyInForce
 from scrubber.core.model import Ailment, AilmentKind, Grant, Moment, Owner, Quarantine, ScrubPath, State
 from scrubber.core.record import Record

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind

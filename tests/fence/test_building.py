@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.policy_model import FenceMode, FencePolicy, Mode, Policy
+from policies.policy_model import FencePolicy, Mode, Policy
+from policies.values import FenceMode
 from scrubber.config import ScrubberConfig
 from scrubber.core.fencing import Container, Group, KeptOff, OpenTo
 from scrubber.core.model import DeviceNumber, NodeKind

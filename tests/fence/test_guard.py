@@ -18,7 +18,7 @@ import pytest
 
 from demo import groups
 from ground.errors import InvalidRequest
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import events as ev
 from scrubber.core.fencing import Container, KeptOff, open_to
 from scrubber.core.guarded import Guarded, between

@@ -38,7 +38,7 @@ async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
         await node.kubelet.exit_container(pod, name)
     await node.a_round(spare)
     await kept(node, pod.uid, *gpus)
-    assert ((await node.status(granted)).state, node.kubelet.devices(RESOURCE)[granted]) == ("granted", "Healthy")
+    assert ((await node.status(granted)).state, node.kubelet.devices(RESOURCE)[granted]) == ("clean", "Healthy")
     assert await node.kubelet.sync(pod)
     assert [node.memory(uuid) for uuid in gpus] == before
     async with node.door() as plugin:

@@ -165,34 +165,41 @@ PLANTED = [
     Mutant(FENCING, "_tenant(record) if record.tenancy.until_release else", "", tests=IN_FENCING),
     # Of the table of looks, in the order of its rows. Each makes a weaker look enough.
     Mutant(OBSERVATION, "_always, Look.SEARCH", "_always, Look.FENCE", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.free_ago < A_MOMENT", "known.free_ago < A_WHILE", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "{Purpose.RESERVE}, _ANY - _TAKEN", "{Purpose.RESERVE}, _ANY", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, " and known.fence.counts_all, Look.LAST", ", Look.LAST", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "return self.fence.counts_all and", "return", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "{Purpose.STEP}, {State.SCRUBBING}", "{Purpose.STEP}, _ANY", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, " and known.fence.open_to is OpenTo.SERVICE,", ",", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, " and open_to(self.record) is OpenTo.SERVICE", "", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "is False and not known.kept", "is False", tests=IN_OBSERVATION),
     Mutant(
-        OBSERVATION, "lambda known: known.owner_alive is False, Look.S", "lambda _: False, Look.S", tests=IN_OBSERVATION
+        OBSERVATION,
+        "known.owner_alive is False or not known.owner_known, Look.S",
+        "not known.owner_known, Look.S",
+        tests=IN_OBSERVATION,
     ),
     Mutant(OBSERVATION, "lambda known: not known.no_other_user", "lambda _: False", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "lambda known: not known.no_other_user", "lambda _: False", nth=1, tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "open_to is not OpenTo.SERVICE, Look", "open_to is OpenTo.ALL, Look", tests=IN_OBSERVATION),
+    Mutant(
+        OBSERVATION,
+        "open_to(known.record) is not OpenTo.SERVICE, Look",
+        "open_to(known.record) is OpenTo.ALL, Look",
+        tests=IN_OBSERVATION,
+    ),
     Mutant(
         OBSERVATION, "lambda known: known.listed is not Listed.NOTHING, L", "lambda _: True, L", tests=IN_OBSERVATION
     ),
-    Mutant(OBSERVATION, "known.opened and known.searched_ago >= A_WHILE", "False", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.opened and known.fence.searched_ago >= A_WHILE", "False", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.opened and not known.stuck", "False", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.listed is Listed.HOLDER", "known.listed is not Listed.NOTHING", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.idle_owner and known.searched_ago < LATELY", "known.idle_owner", tests=IN_OBSERVATION),
+    Mutant(
+        OBSERVATION, "known.idle_owner and known.fence.searched_ago < LATELY", "known.idle_owner", tests=IN_OBSERVATION
+    ),
     Mutant(
         OBSERVATION,
-        "known.no_holder and known.no_other_user, Look",
-        "known.no_holder, Look",
+        "known.no_user and known.no_other_user, Look",
+        "known.no_user, Look",
         tests=IN_OBSERVATION,
     ),
-    Mutant(OBSERVATION, "known.kept and known.searched_ago < LATELY", "known.kept", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.no_holder and not known.stuck and not", "known.no_holder and not", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.kept and known.fence.searched_ago < LATELY", "known.kept", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.no_user and not known.stuck and not", "known.no_user and not", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "    return Look.SEARCH", "    return Look.LIST", tests=IN_OBSERVATION),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from ground.metric_table import Row
 from policies import xids
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import events as ev
 from scrubber.core import states, step_results
 from scrubber.core.model import (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,73 +139,6 @@ async def test_an_idle_device_takes_no_search_behind_the_fence(fenced: Fenced, f
     used = await fenced.observer.look(idle, Purpose.GRANT)
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
-
-
-def next_row(fenced: Fenced, *_: object) -> Record:
-    return replace(fenced.of(lives.CLEAN))
-
-
-def later(fenced: Fenced, *_: object) -> None:
-    fenced.later = 60
-
-
-def opened(_fenced: Fenced, foreign: Path) -> None:
-    run(foreign, OPENS)
-
-
-@pytest.mark.parametrize(
-    ("record", "since", "looks"),
-    [
-        (lives.CLEAN, None, False),
-        (lives.CLEAN, next_row, True),
-        (lives.CLEAN, later, True),
-        (lives.CLEAN, opened, True),
-        (lives.GRANTED, None, True),  # taken from its last owner
-    ],
-)
-async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
-    fenced: Fenced,
-    foreign: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    record: Record,
-    since: Callable[[Fenced, Path], Record | None] | None,
-    *,
-    looks: bool,
-) -> None:
-    await proven(fenced)
-    record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
-    [seen] = (await fenced.observer.look_at_all([record])).values()
-    ask = backend.has_holders
-
-    def has_holders(uuid: str) -> bool | None:
-        asked.append(uuid)
-        return ask(uuid)
-
-    monkeypatch.setattr(backend, "has_holders", has_holders)
-    record = (since and since(fenced, foreign)) or record
-    facts = await fenced.observer.look(record, Purpose.RESERVE)
-    assert (facts.holders, bool(asked)) == ((), looks)
-    assert facts.at.uptime > seen.at.uptime, "the fence has answered now"
-    assert (facts.used_at > 0) == (since is opened)
-
-
-async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
-    await proven(fenced)
-    idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
-    await fenced.observer.look_at_all([idle])
-
-    def pause() -> None:
-        begun.set()
-        goes_on.wait()
-
-    fenced.on_group = pause
-    row = asyncio.create_task(asyncio.to_thread(fenced.becomes, lives.IN_USE))  # the guard looks for the owner's group
-    await asyncio.to_thread(begun.wait)
-    reservation = asyncio.create_task(fenced.observer.look(idle, Purpose.RESERVE))
-    await asyncio.sleep(0)
-    goes_on.set()
-    assert (await reservation).holders == ()
-    await row
 
 
 async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fenced) -> None:

@@ -7,19 +7,8 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Setting, WhenReset
-from policies.policy_model import (
-    Clear,
-    Eviction,
-    FenceMode,
-    FencePolicy,
-    Mode,
-    Passes,
-    Paths,
-    Policy,
-    Selftest,
-    concessions,
-)
-from policies.values import ScrubPath
+from policies.policy_model import Clear, Eviction, FencePolicy, Mode, Passes, Paths, Policy, Selftest, concessions
+from policies.values import FenceMode, ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
 DEFAULT = load.load("default").defaults

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core import verdict
 from scrubber.core.events import TenancyClosed
 from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded

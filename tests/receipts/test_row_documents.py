@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrubber.core.events import Event, LetIn, ScrubPassed
 from scrubber.core.guarded import UNKNOWN
 from scrubber.core.model import Incarnation, Moment

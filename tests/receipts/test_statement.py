@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from referencing import Registry, Resource
 
-from policies.policy_model import FenceMode
-from policies.values import ScrubPath
+from policies.values import FenceMode, ScrubPath
 from scrub_api.measurements import Uncovered
 from scrubber.core import plans, verdict
 from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded

@@ -9,8 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from policies.policy_model import FenceMode
-from policies.values import ScrubPath
+from policies.values import FenceMode, ScrubPath
 from scrub_api.measurements import Uncovered
 from scrubber.core import verdict
 from scrubber.core.guarded import EndedTenancy, Guarded

@@ -117,12 +117,49 @@ async def test_where_the_fence_holds_allocate_answers_at_once(world):
     began = world.loop.time()
     assert await world.acquire("next", device, announced=True) == []
     assert world.loop.time() == began
-    assert world.state(device) is State.SCRUBBING
+    await world.reach(device, State.SCRUBBING)
     written_down(world, next=[device])
     await world.tenant_requests.start([device], None)
     assert world.loop.time() > began
     assert scrubs(world, device) == 2
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
+
+
+@pytest.mark.usefixtures("containers_wait")
+async def test_where_the_fence_holds_allocate_answers_from_memory(world, monkeypatch):
+    """Neither a look, nor a row, nor a lock that another request holds delays the other pods of the node."""
+    [device, other] = world.uuids
+    monkeypatch.setattr(world.life.observer, "look", lambda *_: pytest.fail("it looked"))
+    world.life.disk.full = True
+    before, began = len(world.truth.entries), world.loop.time()
+    async with world.life.jobs.locks.of([device, other]):
+        assert await world.acquire("next", device, other, announced=True) == []
+    assert (len(world.truth.entries), world.loop.time()) == (before, began)
+
+
+@pytest.mark.usefixtures("containers_wait")
+async def test_where_the_fence_holds_a_quarantined_device_is_refused(world):
+    device = world.uuids[0]
+    await world.operator_requests.quarantine(device, "to be returned", "tests")
+    with pytest.raises(Refused, match="it is quarantined"):
+        await world.acquire("next", device, announced=True)
+
+
+@pytest.mark.usefixtures("containers_wait")
+async def test_a_start_writes_grant_and_owner_of_all_at_once(world):
+    [device, other] = world.uuids
+    await world.acquire("next", device, other, announced=True)
+    written_down(world, next=[device, other])
+    append, written = world.life.ledger.append, list[int]()
+
+    async def counted(op, *events, **more) -> None:
+        written.append(len(events))
+        await append(op, *events, **more)
+
+    world.life.ledger.append = counted
+    await world.tenant_requests.start([device, other], None)
+    assert written == [4]
+    assert all(world.state(it) is State.IN_USE for it in (device, other))
 
 
 @pytest.mark.usefixtures("containers_wait")

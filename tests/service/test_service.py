@@ -10,14 +10,12 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.core import answers, pauses
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForClaim, ForJob, ForPod
 from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
 from scrubber.core.observation import Purpose
 from scrubber.core.record import Record
-from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import looking, reported, rows, scrubs
 from tests.service.node import Kind
 
@@ -349,19 +347,6 @@ async def test_an_answer_comes_before_its_caller_gives_up(world, within, slow):
     assert world.loop.time() - began < min(within, 5.0)
 
 
-async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
-    """An ungranted device is granted first. A slow disk may take the whole budget for that."""
-    device, append = world.uuids[0], world.life.ledger.append
-
-    async def slow(*args, **more) -> None:
-        await append(*args, **more)
-        await asyncio.sleep(pauses.START_WITHIN)
-
-    monkeypatch.setattr(world.life.ledger, "append", slow)
-    with pytest.raises(NotReady, match="cannot say in time whether the devices are free"):
-        await world.begin("pod", device)
-
-
 @pytest.mark.parametrize(("within", "done"), [(10.0, True), (7.0, False)])
 async def test_only_its_caller_limits_a_release(world, monkeypatch, within, done):
     """The budget of Allocate does not: on a busy node, Slurm would drain the node."""
@@ -404,15 +389,3 @@ async def test_a_late_scrub_is_named_without_another_observation(world, monkeypa
     with pytest.raises(NotReady, match="it is being scrubbed"):
         await world.tenant_requests.start([device], "another pod", within=4)
     assert world.loop.time() < hangs_from + 0.5
-
-
-async def test_a_start_without_a_decision_is_refused_in_the_end(build, monkeypatch):
-    """A fault in the decisions must not fill the ledger."""
-    world = build(policy="observe")
-    await world.start()
-    device = world.uuids[0]
-    monkeypatch.setattr("scrubber.core.start.decide", lambda *_, **__: answers.HandOut(unproven="a loop in our code"))
-    with pytest.raises(Refused, match="no decision after") as refused:
-        await world.begin("pod", device)
-    assert refused.value.reason is Reason.INTERNAL
-    assert len(rows(world, ev.GrantedUnproven, device)) == MAX_ROUNDS

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ground.errors import AutoclaveError, LedgerUnavailable
-from policies.policy_model import FenceMode, Mode, Policy
+from policies.policy_model import Mode, Policy
+from policies.values import FenceMode
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core import reset_domains

@@ -54,7 +54,7 @@ OPEN = {  # each leaves the fence open, or lets it forget
         _KEPT_OFF,
     ),
     "it closes after the search": Planted(
-        "scrubber/observe/observer.py",
+        "scrubber/service/fence_upkeep.py",
         "        open_to = fencing.open_to(record)\n        guard",
         "        open_to, job = fencing.open_to(record), record.scrubs.job\n"
         "        if record.state in (State.DIRTY, State.SCRUBBING) and not (job and job.results):\n"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev
 from scrubber.core.guarded import UNKNOWN as UNREAD

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from policies.policy_model import FenceMode
+from policies.values import FenceMode
 from scrub_api import views
 from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev

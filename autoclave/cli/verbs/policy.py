@@ -19,6 +19,7 @@ from ground.documents.faults import DocumentError, DocumentFault
 from ground.errors import FatalError
 from ground.quantities import quantity
 from policies import load, match, policy_model
+from policies.values import FenceMode
 
 
 @click.group()
@@ -148,7 +149,7 @@ def _named_by(digest: str, state_dir: Path) -> str:
 def _texts(digest: str, state_dir: Path) -> Iterator[str]:
     for name in load.shipped():
         policies = load.load(name)
-        yield from (each.model_dump_json() for each in (policies, *map(policies.fenced, policy_model.FenceMode)))
+        yield from (each.model_dump_json() for each in (policies, *map(policies.fenced, FenceMode)))
         for policy in policies.policies:
             yield policy.proof_settings
             yield policy.exempt_names()

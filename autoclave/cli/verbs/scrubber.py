@@ -11,7 +11,8 @@ from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from ground import paths, unix_sockets
 from ground.documents import units
 from ground.quantities import quantity
-from policies.policy_model import FenceMode, check_namespace, check_unit
+from policies.policy_model import check_namespace, check_unit
+from policies.values import FenceMode
 from scrub_api import request_limits
 from scrubber import config, daemon
 

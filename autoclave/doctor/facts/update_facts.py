@@ -17,7 +17,8 @@ from autoclave.doctor.facts.state_directory import StateDirectory
 from ground import boot, paths, private_files
 from ground.documents.faults import DocumentError, DocumentFault
 from policies import load
-from policies.policy_model import FenceMode, PolicySet
+from policies.policy_model import PolicySet
+from policies.values import FenceMode
 from scrubber.core.events import PolicyInForce
 from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger_rows import KINDS

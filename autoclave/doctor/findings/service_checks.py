@@ -14,7 +14,8 @@ from ground import calendar_time, errors, process_names
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies import load, policy_model
-from policies.policy_model import Clear, FenceMode
+from policies.policy_model import Clear
+from policies.values import FenceMode
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory

@@ -14,7 +14,8 @@ from autoclave.doctor.node_facts import CheckFault
 from ground.documents.faults import describe
 from ground.quantities import quantity
 from policies import load, match
-from policies.policy_model import FenceMode, Mode, Policy, PolicySet
+from policies.policy_model import Mode, Policy, PolicySet
+from policies.values import FenceMode
 from scrub_api.device_messages import state_words
 from scrubber.core import absence, next_action
 from scrubber.core.model import DeviceInfo, Moment, ScrubPath, State
