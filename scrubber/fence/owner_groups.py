@@ -25,7 +25,6 @@ class OwnerGroups:
         self._sources = sources
         self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
         self._had: dict[str, dict[str, frozenset[int]]] = {}  # by device and name: groups of those that it is open to
-        self._awaited: dict[str, frozenset[str]] = {}  # by device: those of them that have no known group now
         self._noted: set[str] = set()  # the devices of which that was said
 
     def changed(self, uuid: str, open_to: MayOpen) -> MayOpen:
@@ -33,7 +32,6 @@ class OwnerGroups:
         before = self._open_to.get(uuid, OpenTo.SERVICE)
         if before != open_to:
             self._had.pop(uuid, None)
-            self._awaited.pop(uuid, None)
             self._noted.discard(uuid)
         self._open_to[uuid] = open_to
         return before
@@ -57,7 +55,6 @@ class OwnerGroups:
                     self._had[uuid] = {"": self._in_kernel(numbers)}
                 if not found and not terms.pods_have_groups:
                     return None
-                self._awaited[uuid] = tenant.names - found.keys()
                 return frozenset[int]().union(*found.values())
             case _:
                 return None
@@ -72,8 +69,11 @@ class OwnerGroups:
         return bool(groups) and all(map(self._sources.is_gone, groups))
 
     def unknown(self, uuid: str, owners: frozenset[int] | None) -> bool:
-        """Whether no owner of the device has a known group: once for each owner."""
-        if owners or not self._awaited.get(uuid) or uuid in self._noted:
+        """Whether no group of an owner of the device was ever known: once for each owner."""
+        open_to = self._open_to.get(uuid)
+        awaited = isinstance(open_to, Container | Pods) and open_to.names and owners == frozenset()
+        was_known = any(self._had.get(uuid, {}).values())  # its group was removed
+        if not awaited or was_known or uuid in self._noted:
             return False
         self._noted.add(uuid)
         return True

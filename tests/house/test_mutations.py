@@ -154,6 +154,7 @@ RULES, IGNORED = "scrubber/fence/rules.py", "scrubber/fence/ignored.py"
 COUNT, PROOFS = "scrubber/fence/count.py", "scrubber/fence/proofs.py"
 OWNERS = "scrubber/fence/owner_groups.py"
 IN_FENCED = "tests/service/test_fenced.py"
+IN_SIGNED = "tests/service/test_signed_counts.py"
 CONTEXT = "scrubber/service/context.py"
 OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
@@ -215,8 +216,10 @@ PLANTED = [
     Mutant("scrubber/fence/live_openers.py", "if phase.since <= at", "", tests="tests/fence/test_live_openers.py"),
     Mutant(RULES, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(PROOFS, "kept.proof == named(proof, numbers)", "kept.proof", tests=IN_GUARD),
-    Mutant(COUNT, "if reader.is_at(end):", "if True:", tests="tests/fence/test_guard_judge.py"),
-    Mutant(OWNERS, "if owners or not self._awaited.get(uuid)", "if owners or True", tests=IN_GUARD),
+    Mutant(COUNT, "if reader.is_at(end):", "if True:", tests=IN_SIGNED),
+    Mutant("scrubber/ledger/ledger.py", "if self.overtaken(device, seen", "if not (device, seen", tests=IN_SIGNED),
+    Mutant(OWNERS, "if not awaited or was_known", "if True", tests=IN_GUARD),
+    Mutant(OWNERS, "if not awaited or was_known", "if not awaited", tests=IN_SIGNED),
     Mutant(RULES, "closed and self.lease_left > 0.0", "closed", tests=IN_GUARD),
     Mutant(RULES, " and not rule.to_all", "", tests=IN_FENCED),
     Mutant(CONTEXT, "guard is not None and guard.rules.keeps_out(device)", "True", tests=IN_FENCED),

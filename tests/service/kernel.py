@@ -56,6 +56,9 @@ class Kernel:
 
     def __init__(self, uptime: Callable[[], float]) -> None:
         self.fails = False  # it does not answer
+        self.in_between: Callable[[], object] = lambda: (
+            None
+        )  # called before each rule and reading: others open a device then
         self.removed: set[str] = set()  # containers whose control group was removed
         self.attempts = Ring()
         self._uptime = uptime
@@ -134,6 +137,7 @@ class Kernel:
         service: int | None = None,
     ) -> None:
         """Let these groups open a device."""
+        self.in_between()
         self._not_taken.add(number)
         self._answer()
         self._not_taken.remove(number)
@@ -165,6 +169,7 @@ class Kernel:
 
     def read(self, numbers: Iterable[DeviceNumber]) -> Read:
         """What was counted of devices."""
+        self.in_between()
         counts, kept = [self.counts(it) for it in numbers], [self.kept(it) for it in numbers]
         passed, refused = sum(it.asked - it.refused for it in counts), sum(it.refused for it in counts)
         return Read(passed, refused, sum(it.ignored for it in kept), sum(it.gaps for it in kept))

@@ -24,7 +24,7 @@ from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core import reset_domains
 from scrubber.core.acquire import ForPod
-from scrubber.core.model import State
+from scrubber.core.model import Holder, State
 from scrubber.core.offering import WAITED_FOR
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
@@ -35,7 +35,7 @@ from scrubber.fence.kernel.fence import Fence
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger, Store
-from scrubber.node.processes import Processes, no_bystander
+from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
@@ -110,6 +110,7 @@ class World:
         self.trace.say(NODE, f"{gpus} GPUs, policy {policy}{', fenced' * fenced}")
         self.uuids = tuple(self.node.gpus)
         self.exempt: set[str] = set()  # containers that the policy exempts
+        self.bystanders: dict[int, Holder] = {}  # processes of monitors, by pid
         self.pod_names: dict[str, str] = {}  # NAMESPACE/NAME by UID, as the runtime tells them
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
         self._kept: Store = kept or memory_store.MemoryStore()
@@ -425,13 +426,14 @@ class World:
             return Terms(mode is FenceMode.REFUSE, held, mode is not FenceMode.OFF, policy.fence.lease, exempt)
 
         sources = Sources(
-            process=lambda _pid: (),
+            process=lambda pid: (self.bystanders[pid],) if pid in self.bystanders else (),
             groups=kernel.groups_of,
-            bystanders=lambda _device: no_bystander,
+            bystanders=lambda _device: lambda holder: holder.pid in self.bystanders,
             terms=terms,
             read=lambda: None,
             place=kernel.place,
             runs=lambda _group: False,
+            is_gone=lambda group: group > PODS and kernel.place(group) is None,
             pod_name=lambda uid: self.pod_names.get(uid, ""),
         )
         return Guard(cast("Fence", kernel), SERVICE, sources)
