@@ -7,7 +7,7 @@ the service: the next one reads them, so that ``autoclave explain`` still names 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -109,17 +109,18 @@ class OpenAttemptRows:
         for uuid, record in self._ledger.records.items():
             if is_quiet and self._looked.get(uuid) is record:
                 continue  # the usual case, after each row for each other device
-            now, new = open_attempts.period(record), dict(self._live.take(uuid))
-            before = open_attempts.period(self._looked.get(uuid, record))
-            self._looked[uuid] = record
-            mine = periods.setdefault(uuid, {})
-            for period in sorted({before, now, *new}):
+            last, self._looked[uuid] = self._looked.get(uuid, record), record
+            new, mine = dict(self._live.take(uuid)), periods.setdefault(uuid, {})
+            if not (new or mine):
+                continue
+            before, now = map(open_attempts.period, (last, record))
+            for period in sorted({before, now} & mine.keys() | new.keys()):
                 written = mine.get(period, Written(period)).with_attempts(new.get(period, ()))
                 written = self._note(uuid, written, written.first_rows(self._room()))
                 written = self._note(uuid, written, written.rows_of_others())
                 if ends or period != now:  # a period that is over ends once more with the attempts that are read late
-                    last = [*written.last_rows(), *written.rows_of_others(ended=True)]
-                    written = self._note(uuid, written, last)
+                    ended = [*written.last_rows(), *written.rows_of_others(ended=True)]
+                    written = self._note(uuid, written, ended)
                 mine[period] = written
             periods[uuid] = dict(sorted(mine.items())[-KEPT:])
 
@@ -141,10 +142,11 @@ class OpenAttemptRows:
         self._first += [self._context.now().uptime for _ in first]
         return written.with_rows(rows)
 
-    def _room(self, written: Iterable[float] | None = None) -> int:
+    def _room(self, written: deque[float] | None = None) -> int:
         """``written``: uptimes of the last rows of this kind; None: those of first rows."""
-        now = self._context.now().uptime
-        return AT_ONCE - sum(at > now - WITHIN for at in (self._first if written is None else written))
+        times = self._first if written is None else written
+        since = self._context.now().uptime - WITHIN if times else 0.0
+        return AT_ONCE - sum(at > since for at in times)
 
     async def _named(self, rows: list[_Row]) -> list[_Row]:
         """These rows with the names of their pods, as far as they are known or come in time."""
