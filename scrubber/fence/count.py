@@ -57,6 +57,18 @@ class Count:
         finally:
             reader.judging.release()
 
+    def still(self, uuid: str, reading: FenceReading) -> bool:
+        """Whether the kernel has let nobody through since this reading. False also if it does not say."""
+        with self._rules.turn:
+            numbers = self._rules.numbers.get(uuid)
+            if not numbers or self._rules.ended or self._counter(numbers) != reading.counter:
+                return False
+            try:
+                now = self._fence.read(numbers)
+            except OSError:
+                return False
+        return (now.passed, now.gaps) == (reading.passed, reading.gaps)
+
     def _said(self, uuid: str, reading: FenceReading | Missed | None) -> UseReading | None:
         if not isinstance(reading, FenceReading):
             return reading

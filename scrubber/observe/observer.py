@@ -15,7 +15,7 @@ from scrubber.core import absence, ownership
 from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import BY_LIST, Look, Purpose, enough
 from scrubber.core.record import Record
-from scrubber.core.use_counter import UseReading
+from scrubber.core.use_counter import Counted, UseReading
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.fence.live_openers import LiveOpener
 from scrubber.node import assignments, clock
@@ -196,6 +196,9 @@ class Observer:
 
     def overtaken(self, uuid: str, seen: UseReading | None) -> bool:
         """``Ledger.overtaken``: whether others may have used the device since this reading of a look."""
+        guard = self.driver.guard
+        if guard is not None and isinstance(seen, Counted) and seen.fence and guard.count.still(uuid, seen.fence):
+            return False
         try:
             now = self.driver.read_uses(uuid)
         except DeviceError:
