@@ -12,86 +12,23 @@ import dataclasses
 import functools
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ground import pod_groups
-from ground.documents import units, validation, yaml_tree
+from ground.documents import validation, yaml_tree
 from ground.documents.faults import DocumentError, DocumentFault, Loc, path, quote
 from policies import match
-from policies.hardware import FLAP_WINDOW
-from policies.policy_model import MOST_RULES, OPERATOR_PROGRAMS, Match, Policy, PolicySet
+from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 
-OLDER = "a field of an older version"
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
 _INTERPRETER = re.compile(
     r"(|ba|da|a|z|k|mk|c|tc|fi)sh|busybox|env|(python|perl|ruby|lua|php|tclsh|pypy)[0-9.]*|node|nodejs|java|luajit|Rscript"
 )
 _SHIPPED = Policy().evict
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RemovedField:
-    """A field that a policy had before."""
-
-    instead: str  # what holds now, or what to do instead
-    # Whether a file may keep this value, with a warning: it demands nothing that no longer holds. Otherwise the file is
-    # refused, because an update weakens no policy by itself.
-    may_keep: Callable[[object], bool] = lambda _: True
-
-
-def _lasts_at_most(seconds: float) -> Callable[[object], bool]:
-    def lasts(value: object) -> bool:
-        try:
-            return units.parse_duration(value) <= seconds
-        except ValueError:
-            return False
-
-    return lasts
-
-
-def _lists_all(items: Collection[str]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(item in value for item in items)
-
-
-_SET_IT = "set it on the node and name it in settings.leave, else each scrub restores"
-REMOVED = {
-    "gate": RemovedField("pods wait in PreStartContainer where the fence holds others off the GPU, else in Allocate"),
-    "restart_on_sick": RemovedField("no container restarts on a device whose results are in doubt, also with `allow`"),
-    "budgets.start": RemovedField("PreStartContainer waits for 25s; the kubelet gives up after 30s, and asks again"),
-    "budgets.owner_wait": RemovedField("Allocate waits for the previous owner for all but 500ms of budgets.allocate"),
-    "budgets.silence": RemovedField("the plugin keeps the last list for 5s if the service does not answer"),
-    "paths.escalate": RemovedField(
-        "a failed path is followed by the path reset; `reset: {when: never}` forbids it",
-        lambda value: value is True,  # and not 1
-    ),
-    "evict.give_up": RemovedField("a device is quarantined after 10m of scrubs that a process held up"),
-    "evict.operator_programs": RemovedField(
-        "NVIDIA's programs are bystanders in each of evict.operator_namespaces. Take a namespace out where they must "
-        "not be, and add other programs to evict.bystanders, as NAMESPACE:PATH",
-        _lists_all(OPERATOR_PROGRAMS),  # a shorter list has kept a program out
-    ),
-    "settings.accounting": RemovedField("the fence counts who opens a device; the accounting mode stays as it is"),
-    "settings.persistence": RemovedField(f"{_SET_IT} the value that was first seen"),
-    "settings.ecc": RemovedField(f"{_SET_IT} the mode that was first seen", lambda value: value is False),
-    "settings.compute_mode": RemovedField(f"{_SET_IT} default", lambda value: value == "default"),
-    "settings.power_limit": RemovedField(f"{_SET_IT} the driver's default", lambda _: False),
-    "settings.application_clocks": RemovedField(f"{_SET_IT} the driver's default", lambda _: False),
-    "settings.locked_clocks": RemovedField(f"{_SET_IT} clocks without locks", lambda value: value == {}),
-    "clear.on_chip": RemovedField("each scrub overwrites registers and shared memory"),
-    "proof.survives_restart": RemovedField(
-        "a proof survives a restart of the service behind the fence, and only there"
-    ),
-    "quarantine.probation.longest": RemovedField("pauses grow up to 60 times quarantine.probation.first"),
-    "quarantine.probation.flap_window": RemovedField(
-        "flap_limit counts the returns of a week; for a longer memory, choose a lower flap_limit",
-        _lasts_at_most(FLAP_WINDOW),
-    ),
-    "periodic": RemovedField("to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,27 +76,11 @@ def load_bytes(data: bytes, source: str) -> PolicySet:
 def load_text(text: str, source: str) -> PolicySet:
     """Read all policies from a text. Raises DocumentError with all faults."""
     root, faults = yaml_tree.parse(text, source)
-    policies = {loc: _without_outdated(policy) for loc, policy in policies_of(root.plain())}
+    policies = dict(policies_of(root.plain()))
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
         raise DocumentError(*faults, *(problem.fault(root, source) for problem in problems))
     return validation.build(PolicySet, _with(root, policies))
-
-
-def outdated(data: bytes, source: str) -> tuple[PolicyWarning, ...]:
-    """Where a file without faults has fields of an older version, which change nothing."""
-    text = decoded(data, source)
-    if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
-        return ()
-    root, _ = yaml_tree.parse(text, source)
-    found = [
-        PolicyWarning(source, place.line, place.column, path(loc), f"is {OLDER} and has no effect: {field.instead}")
-        for policy, _ in policies_of(root.plain())
-        for name, field in REMOVED.items()
-        if root.find(loc := (*policy, *name.split("."))) is not None
-        for place in (root.nearest(loc).key,)
-    ]
-    return tuple(sorted(found, key=lambda field: (field.line, field.column)))
 
 
 def read(name: str) -> bytes:
@@ -209,39 +130,11 @@ def _merge(base: object, over: object) -> object:
 def _problems(root: yaml_tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[validation.Problem]:
     """The problems of the file, then of each policy. A rule is not blamed for what it inherits."""
     frame = validation.problems(PolicySet, _with(root, {loc: {} for loc in policies}))
-    inside = (
-        _or_removed(problem).under(loc)
-        for loc, policy in policies.items()
-        for problem in validation.problems(Policy, policy)
-    )
+    inside = (problem.under(loc) for loc, policy in policies.items() for problem in validation.problems(Policy, policy))
     for problem in (*frame, *(problem for problem in inside if _stands_in(root, problem))):
         node = root.find(problem.loc)
         if node is None or node.value is not None:  # the tree has reported a key without a value
             yield problem
-
-
-def _or_removed(problem: validation.Problem) -> validation.Problem:
-    """The problem of a policy. An unknown key that a policy had before is called so, with what to do instead."""
-    removed = REMOVED.get(".".join(map(str, problem.loc)))
-    if removed is None:
-        return problem
-    return dataclasses.replace(problem, found=OLDER, expected=f"none: take it out of the policy; {removed.instead}")
-
-
-def _without_outdated(policy: object) -> object:
-    """The policy without the fields of an older version that change nothing."""
-    for name, field in REMOVED.items():
-        *way, last = name.split(".")
-        policy = _without(policy, way, last, field)
-    return policy
-
-
-def _without(policy: object, way: list[str], last: str, field: RemovedField) -> object:
-    if not isinstance(policy, dict):
-        return policy
-    if way:
-        return {key: _without(value, way[1:], last, field) if key == way[0] else value for key, value in policy.items()}
-    return {key: value for key, value in policy.items() if key != last or not field.may_keep(value)}
 
 
 def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:
@@ -294,7 +187,7 @@ def is_interpreter(exe: str) -> bool:
 def warnings_of(data: bytes, source: str) -> tuple[PolicyWarning, ...]:
     """All warnings about a file without faults, in its order."""
     root, _ = yaml_tree.parse(decoded(data, source), source)
-    warnings = [*outdated(data, source)]
+    warnings = list[PolicyWarning]()
     for where, policy in policies_of(root.plain()):
         for loc, text in _about(root, where, policy if isinstance(policy, dict) else {}):
             place = root.nearest(loc).key

@@ -33,7 +33,6 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.metrics.gauges import ServiceCollector
 from scrubber.node import clock
-from scrubber.node.former_gate import FormerGate
 from scrubber.policy import ActivePolicy
 from scrubber.service.service import Readiness
 from scrubber.workers.pool import WorkerPool
@@ -130,7 +129,6 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
             ProcessCollector(registry=metrics.registry)
         if not active_policy.fault:
             await asyncio.to_thread(active_policy.keep)
-            _say_if_outdated(active_policy)
             _say_if_not_kept(active_policy)
         elif alone:  # otherwise the reload has said it
             _say_fault(active_policy)
@@ -250,15 +248,12 @@ async def _run_service(
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
     await _record_start(ledger)
-    former = FormerGate(config.host_root, config.state_dir, config.kubelet_dir)
-    await asyncio.to_thread(former.is_left, ledger.records)  # before a container asks a gate that nobody answers for
     parts = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     serving = await _open_sockets(await _recover(parts, backend), metrics)
     tasks = _start_tasks(serving, policy_changed)
-    leaving = asyncio.create_task(former.leave(lambda: ledger.records), name="former create gate")  # ends by itself
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(serving, [*tasks, life, leaving])
+    await _shut_down(serving, [*tasks, life])
     backend.close()
     for task in done - {stopped}:
         task.result()  # no task ends by itself without an error, and that error ends the program
@@ -420,7 +415,6 @@ async def _reload(active_policy: ActivePolicy) -> None:
     loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
     if loaded:
         logger.info("policy loaded", policy=active_policy.name, source=source)
-        _say_if_outdated(active_policy)
         _say_if_not_kept(active_policy)
     elif active_policy.fault and active_policy.fault != before:
         _say_fault(active_policy)
@@ -431,14 +425,6 @@ async def _reload(active_policy: ActivePolicy) -> None:
 def _say_fault(active_policy: ActivePolicy) -> None:
     level, faults = logging.WARNING if active_policy.unread else logging.ERROR, active_policy.fault
     logger.log(level, "policy not loaded; the old policy stays in force", source=active_policy.source, faults=faults)
-
-
-def _say_if_outdated(active_policy: ActivePolicy) -> None:
-    if active_policy.outdated:
-        source, outdated = active_policy.source, active_policy.outdated
-        logger.warning(
-            "the policy has fields of an older version, which change nothing", source=source, fields=outdated
-        )
 
 
 def _say_if_not_kept(active_policy: ActivePolicy) -> None:

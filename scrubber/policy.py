@@ -30,7 +30,6 @@ class LoadedPolicy:
 
     policies: PolicySet
     text: bytes | None = None  # of its file; None: it is a shipped one, or was kept
-    outdated: str = ""  # the fields of an older version, which change nothing, and their places in the file
     kept_since: str = ""  # its name and date, if it was kept and the file had faults at the start
     of_devices: dict[str, tuple[DeviceInfo, DevicePolicy]] = field(default_factory=dict)  # what it says of known ones
     digest: str = field(init=False)
@@ -126,11 +125,6 @@ class ActivePolicy:
         return any(policy.fence_mode is not FenceMode.OFF for policy in self._in_force.policies.policies)
 
     @property
-    def outdated(self) -> str:
-        """The fields of an older version, which change nothing, and their places in the file."""
-        return self._in_force.outdated
-
-    @property
     def digest(self) -> str:
         """A hash of the whole policy: nodes with equal digests have equal policies."""
         return self._in_force.digest
@@ -185,8 +179,7 @@ class ActivePolicy:
         if self.path is None:
             return LoadedPolicy(self._fenced(load.load(self.source)))
         text = load.read(self.source)
-        policies = self._fenced(load.load_bytes(text, self.source))
-        return LoadedPolicy(policies, text, "\n".join(map(str, load.outdated(text, self.source))))
+        return LoadedPolicy(self._fenced(load.load_bytes(text, self.source)), text)
 
     def _load_last(self) -> LoadedPolicy | None:
         """The last policy without faults that this file has held; None if there is none."""

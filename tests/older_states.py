@@ -5,8 +5,14 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-ALL = sorted((Path(__file__).parent / "ledger/states").glob("*.tar.xz"))
-OF_ONE_STORY = [path for path in ALL if "demo" not in path.name]  # GPU 1 quarantined, GPU 2 acquired for "job 7"
+
+def number(path: Path) -> int:
+    """The format of the ledger."""
+    return int(path.name.partition("-")[0])
+
+
+# GPU 1 is quarantined, and GPU 2 acquired for "job 7".
+ALL = sorted((Path(__file__).parent / "ledger/states").glob("*.tar.xz"), key=number)
 
 
 def name(path: Path) -> str:

@@ -104,7 +104,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.Soiled(times=times):
             soiled = replace(scrubs, receipt=None, soiled=times)
             return replace(record, tenancy=replace(tenancy, began=None, ended=None), scrubs=soiled)
-        case ev.PastGate() | ev.OpenAttempted() | ev.FenceMissed():
+        case ev.OpenAttempted() | ev.FenceMissed():
             return record
         case ev.ScrubStarted(job):
             _demand(health.ailment is None, "the device has an ailment")

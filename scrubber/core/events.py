@@ -140,17 +140,6 @@ class FenceMissed:
 
 
 @dataclass(frozen=True, slots=True)
-class PastGate:
-    """A row of an older version, which had a create gate: a container started without asking the gate.
-
-    It changes nothing.
-    """
-
-    pod: str  # the UID
-    unproven: str = ""  # why the device was not proven clean; empty: it was
-
-
-@dataclass(frozen=True, slots=True)
 class ScrubStarted:
     """A scrub began."""
 
@@ -319,7 +308,6 @@ Event = (
     | Soiled
     | OpenAttempted
     | FenceMissed
-    | PastGate
     | ScrubStarted
     | ProbationStarted
     | StepsRecorded
@@ -356,7 +344,7 @@ ON_NO_USE = (Granted, ScrubPassed)
 
 
 WARNINGS = (
-    Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
+    Distrusted, GrantedUnproven, Soiled, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
     PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved, OpenAttempted, FenceMissed,
 )  # fmt: skip
 """The events that may be warnings."""

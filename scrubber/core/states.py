@@ -32,7 +32,6 @@ from scrubber.core.record import Record
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
         ev.Described: State.UNKNOWN,
-        ev.PastGate: State.UNKNOWN,
         ev.OpenAttempted: State.UNKNOWN,
         ev.FenceMissed: State.UNKNOWN,
         ev.Deferred: State.UNKNOWN,
@@ -46,7 +45,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.DIRTY: {
         ev.Described: State.DIRTY,
-        ev.PastGate: State.DIRTY,
         ev.OpenAttempted: State.DIRTY,
         ev.FenceMissed: State.DIRTY,
         ev.LetIn: State.DIRTY,
@@ -61,7 +59,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
-        ev.PastGate: State.SCRUBBING,
         ev.OpenAttempted: State.SCRUBBING,
         ev.FenceMissed: State.SCRUBBING,
         ev.LetIn: State.SCRUBBING,
@@ -76,7 +73,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.CLEAN: {
         ev.Described: State.CLEAN,
-        ev.PastGate: State.CLEAN,
         ev.OpenAttempted: State.CLEAN,
         ev.FenceMissed: State.CLEAN,
         ev.LetIn: State.CLEAN,
@@ -93,7 +89,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.GRANTED: {
         ev.Described: State.GRANTED,
-        ev.PastGate: State.GRANTED,
         ev.OpenAttempted: State.GRANTED,
         ev.FenceMissed: State.GRANTED,
         ev.LetIn: State.GRANTED,
@@ -109,7 +104,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.IN_USE: {
         ev.Described: State.IN_USE,
-        ev.PastGate: State.IN_USE,
         ev.OpenAttempted: State.IN_USE,
         ev.FenceMissed: State.IN_USE,
         ev.LetIn: State.IN_USE,
@@ -124,7 +118,6 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
-        ev.PastGate: State.QUARANTINED,
         ev.OpenAttempted: State.QUARANTINED,
         ev.FenceMissed: State.QUARANTINED,
         ev.LetIn: State.QUARANTINED,

@@ -22,12 +22,12 @@ KUBELET, START, ACQUIRE = "kubelet", "container start", "acquire"
 NO_GRANT = "it was used without a grant"
 ANOTHER = "a container of another pod used it as well"
 EVENTS: tuple[type[ev.Event], ...] = (
-    ev.Discovered, ev.Distrusted, ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Released, ev.PastGate, ev.ScrubPassed,
+    ev.Discovered, ev.Distrusted, ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Released, ev.ScrubPassed,
     ev.TenancyClosed, ev.OpenAttempted,
 )  # fmt: skip
 """The events that tenancies are read from."""
 # Whether nobody had the device before them.
-_TELL_NO_OWNER = (ev.PutInUse, ev.PastGate, ev.OpenAttempted, ev.FenceMissed)
+_TELL_NO_OWNER = (ev.PutInUse, ev.OpenAttempted, ev.FenceMissed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,6 @@ class _Device:
                 self._end(at)
             case ev.OpenAttempted(opener, held=True) if opener.was_let_through:
                 self._opened_by(opener)
-            case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
-                self._present = self._noted(self._present, f"a container started past the create gate: {unproven}")
             case _:
                 pass
         self._known = self._known or not isinstance(entry.event, _TELL_NO_OWNER)

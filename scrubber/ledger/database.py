@@ -2,9 +2,9 @@
 
 It is in WAL mode, and each commit costs one fdatasync. Each row is a leaf of a Merkle tree (``tree``).
 
-Increase ``VERSION`` when the schema or the stored events change: it makes an older program refuse the file. The change
-also takes a line in ``older``, and a state of the version before in ``tests/ledger/states``. It must not change a
-column of a row: every hash would break.
+Increase ``VERSION`` when the schema or the stored events change: it makes an older program refuse the file. Each format
+reads the one before it. Such a change also takes a state of that format in ``tests/ledger/states``. It must not change
+a column of a row: every hash would break.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core.events import IllegalEventError, LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import compaction, ledger_rows, older, tree
+from scrubber.ledger import compaction, ledger_rows, tree
 from scrubber.ledger.compaction import Batch, Fold, Snapshot
 from scrubber.ledger.ledger_rows import CorruptLedgerError, LedgerRow
 from scrubber.receipts.merkle import Frontier, Head
@@ -35,7 +35,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 10  # of the schema and of the stored events
+VERSION = 10  # of the schema and of the stored events; the one before it can be read, too
 SCHEMA = (
     """
     CREATE TABLE entries (
@@ -235,7 +235,7 @@ def version(connection: sqlite3.Connection) -> int:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """FatalError if a newer version wrote it; CorruptLedgerError if it is too old to be read, or no ledger."""
+    """FatalError if a newer version wrote it, or one that is too old; CorruptLedgerError if it is no ledger."""
     [(mark,)], written = connection.execute("PRAGMA application_id"), version(connection)
     if written > VERSION:
         raise FatalError(
@@ -245,12 +245,11 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         )
     if mark != APPLICATION_ID:
         raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
-    if written < older.OLDEST:
-        why = f"it has format {written}, and this program reads the formats {older.OLDEST} to {VERSION}"
-        raise CorruptLedgerError(
-            f"cannot read the ledger: {why}",
-            None,
-            "`autoclave ledger export` prints its quarantines: quarantine those GPUs again",
+    if written < VERSION - 1:
+        raise FatalError(
+            f"cannot read the ledger {path}: it has format {written}, and this program reads {VERSION - 1} and "
+            f"{VERSION}",
+            *ledger_rows.OLDER,
         )
 
 

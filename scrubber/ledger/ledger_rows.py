@@ -19,19 +19,17 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from types import GenericAlias, MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ground.errors import LedgerUnavailable
+from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import older
 
 CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
@@ -45,7 +43,6 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "soiled": events.Soiled,
         "let-in": events.LetIn,
         "deferred": events.Deferred,
-        "past-gate": events.PastGate,
         "open-attempted": events.OpenAttempted,
         "fence-missed": events.FenceMissed,
         "scrub-started": events.ScrubStarted,
@@ -77,11 +74,15 @@ TAKEN_OVER = "ledger-taken-over"
 NOTES = frozenset({BEGUN, COMPACTED, KEY, TAKEN_OVER})
 SOILED, FAILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubFailed], KINDS[events.ScrubPassed]
 ATTEMPTED = KINDS[events.OpenAttempted]
-STEPS = frozenset(KINDS[event] for event in events.STEPS) | older.STEP_KINDS
+STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
 SALT = 16  # bytes
 MARKED = "10-"  # how the salt of a row begins that has its mark in its hash
 STEP, OTHER = "step", "other"  # what a mark says of a row; or it says the kind of the event
+OLDER = (
+    "update to commit 94afefca first, which reads the formats 3 to 10",
+    "or drain the node, move its state directory away, and quarantine again what `autoclave ledger export` prints",
+)
 
 
 class CorruptLedgerError(LedgerUnavailable):
@@ -179,17 +180,7 @@ def encode(event: Event) -> tuple[str, str]:
 
 
 def decode(kind: str, body: str) -> Event:
-    """The event, or CorruptLedgerError: a value is never guessed or converted, and dropped only if it is ``older``."""
-    try:
-        return _decoded(kind, body)
-    except CorruptLedgerError:
-        with suppress(ValueError, LookupError, TypeError, AttributeError):  # then no older version wrote it
-            if (now := older.event(kind, json.loads(body))) is not None:
-                return _decoded(now[0], canonical(now[1]))
-        raise
-
-
-def _decoded(kind: str, body: str) -> Event:
+    """The event, or CorruptLedgerError: a value is never guessed or converted."""
     if (event := CLASSES.get(kind)) is None:
         raise CorruptLedgerError(f"cannot read an event: unknown kind {kind!r}")
     decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
@@ -205,12 +196,7 @@ def encode_records(records: tuple[Record, ...]) -> str:
 
 def decode_records(text: str) -> tuple[Record, ...]:
     """A snapshot's records, or CorruptLedgerError."""
-    try:
-        return _read(Record, text, "a snapshot")
-    except CorruptLedgerError:
-        with suppress(ValueError, LookupError, TypeError, AttributeError):  # then no older version wrote it
-            return _read(Record, canonical(older.records(json.loads(text))), "a snapshot")
-        raise
+    return _read(Record, text, "a snapshot")
 
 
 @cache
@@ -230,12 +216,14 @@ def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
 
 
 def entry(row: LedgerRow) -> LedgerEntry | None:
-    """The event that a row holds, None for a note; CorruptLedgerError names the row."""
+    """The event that a row holds, None for a note; CorruptLedgerError, or FatalError if it is older, names the row."""
     if row.kind in NOTES:
         return None
     try:
         event = decode(row.kind, row.body)
     except CorruptLedgerError as error:
+        if not row.is_marked:
+            raise FatalError(f"cannot read row {row.seq} of the ledger: it is of a format before 9", *OLDER) from error
         raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq, *error.remedies) from error
     return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
 

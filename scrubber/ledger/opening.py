@@ -1,8 +1,8 @@
 """Opens a ledger for its one writer: locks, creates or loads it, and sets a damaged one aside.
 
-It creates a ledger if it is missing, and takes over one of an older version (``older``). A damaged one is set aside
-unchanged, and a new one is created; it is never deleted or repaired. One of a newer version is refused. A new ledger
-knows no device, so each is UNKNOWN until the service observes it.
+It creates a ledger if it is missing, and takes over one of the format before. A damaged one is set aside unchanged, and
+a new one is created; it is never deleted or repaired. One of a newer format, or of an older one than that, is refused.
+A new ledger knows no device, so each is UNKNOWN until the service observes it.
 """
 
 from __future__ import annotations

@@ -80,9 +80,6 @@ def tell(event: ev.Event) -> str:
             return _attempts(event)
         case ev.FenceMissed(why):
             return f"the fence may have missed somebody: {why}"
-        case ev.PastGate(pod, unproven):
-            proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
-            return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"
         case ev.ScrubStarted(job):
             return f"{_job(job)} started"
         case ev.ProbationStarted(job, by):

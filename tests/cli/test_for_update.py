@@ -22,8 +22,6 @@ from scrubber.receipts.dsse import announcement
 from scrubber.receipts.key import make_next, open_key, read_key
 from tests import older_states
 
-STATES = {int(older_states.name(path).partition("-")[0]): path for path in older_states.OF_ONE_STORY}
-NEWEST = max(STATES)
 CHART_VALUES = Path(__file__).parents[2] / "deploy/helm/autoclave/values.yaml"
 
 
@@ -35,17 +33,13 @@ def boot_of(place: Path) -> str:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch):
-    """The directory with a state of this format of the ledger, in the boot of its node."""
-
-    def unpacked(number: int) -> Path:
-        place = tmp_path / "state"
-        older_states.unpack(STATES[number], place)
-        booted = boot_of(place)
-        monkeypatch.setattr(boot, "boot_id", lambda: booted)
-        monkeypatch.setattr(boot, "uptime", lambda: 0.0)  # no test of a GPU is due
-        return place
-
-    return unpacked
+    """The directory with a state of the format before, in the boot of its node."""
+    place = tmp_path / "state"
+    older_states.unpack(older_states.ALL[0], place)
+    booted = boot_of(place)
+    monkeypatch.setattr(boot, "boot_id", lambda: booted)
+    monkeypatch.setattr(boot, "uptime", lambda: 0.0)  # no test of a GPU is due
+    return place
 
 
 @pytest.fixture
@@ -69,18 +63,14 @@ def content(place):
     return {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
 
 
-@pytest.mark.parametrize("number", STATES)
-def test_each_older_state_is_reported_and_left_alone(state, examine, number):
-    place = state(number)
-    before = content(place)
-    code, found = examine(place)
+def test_a_state_of_the_format_before_is_only_read(state, examine):
+    before = content(state)
+    code, found = examine(state)
     assert code == 0
-    (_, _, text, remedy), *more = [it for it in found if it[1] == "ledger"]
-    assert f"of format {number} is taken over as format {database.VERSION}" in text
-    assert str(place) in remedy
-    above = " and the sections above it" if number < database.VERSION - 1 else ""
-    assert f"; read the section from format {number}{above} in docs/upgrading.md: " in remedy
-    assert ["300 MiB" in text for _, _, text, _ in more] == [True] * (number < 8)
+    [(_, _, text, remedy)] = [it for it in found if it[1] == "ledger"]
+    assert f"of format {database.VERSION - 1} is taken over as format {database.VERSION}" in text
+    assert str(state) in remedy
+    assert f"; read the section from format {database.VERSION - 1} in docs/upgrading.md" in remedy
     held, by_xid = texts(found, "quarantine")
     assert re.fullmatch(
         r"GPU 1 \(GPU-\S+\) stays quarantined until an operator reinstates it: operator: its riser is loose", held
@@ -89,11 +79,11 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
     [owned] = texts(found, "owner")
     assert re.match(r"GPU 2 \(GPU-\S+\) stays with job 7 if the run directory stays,", owned)
     assert [it.partition(":")[0] for it in texts(found, "scrub")] == ["GPU 0", "GPU 3, 5"]
-    assert content(place) == before
+    assert content(state) == before
 
 
 def test_the_file_of_a_ledger_will_do(state, examine):
-    place = state(NEWEST)
+    place = state
     code, found = examine(place)
     assert examine(paths.ledger(place)) == (code, [it for it in found if it[1] not in {"disk", "receipt-key"}])
 
@@ -107,13 +97,13 @@ def test_the_file_of_a_ledger_will_do(state, examine):
     ],
 )
 def test_a_scrub_of_a_clean_gpu_has_its_reason(state, examine, policy, why, level):
-    _, found = examine(state(NEWEST), "--policy", policy)
+    _, found = examine(state, "--policy", policy)
     clean = [(text, how) for how, name, text, _ in found if name == "scrub" and text.startswith("GPU 3, 5:")]
     assert [(why in text, how) for text, how in clean] == ([(True, level)] if why else [])
 
 
 def test_no_owner_and_no_proof_outlives_a_boot(state, examine, monkeypatch):
-    place = state(NEWEST)
+    place = state
     monkeypatch.setattr(boot, "boot_id", lambda: "another")
     _, found = examine(place)
     assert [" was with job 7 in another boot" in text for text in texts(found, "owner")] == [True]
@@ -121,28 +111,22 @@ def test_no_owner_and_no_proof_outlives_a_boot(state, examine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "policy", "says"),
+    ("policy", "says"),
     [
-        (3, "strict", "refuses from this update on .* Before, under the policy default, nobody was kept off$"),
-        (6, "strict", "refuses from this update on .* Before, under the policy default, nobody was kept off$"),
-        (8, "strict", "refuses from this update on .* Before, under the policy default, pods were held$"),
-        (3, "default", "holds pods from this update on .*nobody was kept off$"),
-        (6, "default", "holds pods from this update on .*nobody was kept off$"),
-        (8, "default", None),
-        (6, "observe", None),
-        (8, "observe", "only watches from this update on.*under the policy default, pods were held$"),
+        ("strict", "refuses from this update on .* Before, under the policy default, pods were held$"),
+        ("default", None),
+        ("observe", "only watches from this update on.*under the policy default, pods were held$"),
     ],
 )
-def test_who_is_kept_off_from_now_on_is_said(state, examine, number, policy, says):
-    _, found = examine(state(number), "--policy", policy)
+def test_who_is_kept_off_from_now_on_is_said(state, examine, policy, says):
+    _, found = examine(state, "--policy", policy)
     assert [bool(re.search(says, text)) for text in texts(found, "fence", "warning")] == ([True] if says else [])
     assert len(texts(found, "fence")) == 1
 
 
 def test_a_stricter_fence_comes_after_the_one_of_before(state, examine):
-    for number, mode in ((6, "watch"), (8, "hold")):
-        [remedy] = [it[3] for it in examine(state(number), "--policy", "strict")[1] if it[1] == "fence"]
-        assert f"(policy.fence={mode} of the chart) first" in remedy
+    [remedy] = [it[3] for it in examine(state, "--policy", "strict")[1] if it[1] == "fence"]
+    assert "(policy.fence=hold of the chart) first" in remedy
 
 
 REFUSES = "name: mine\ndefaults: {fence: {mode: refuse}}\n"
@@ -150,32 +134,28 @@ UNREADABLE = REFUSES.replace("refuse", "rfuse")
 
 
 @pytest.mark.parametrize(
-    ("number", "last", "values", "says"),
+    ("last", "values", "says"),
     [
-        (6, None, "policy: {shipped: strict}", "strict refuses from this update on .*default, nobody was kept off$"),
-        (8, None, "policy: {fence: watch}", "only watches .*, pods were held, unless policy.fence=watch was in force"),
-        (8, None, "policy: {fence: 'off'}", "no fence from this update on.* nobody counts that. .*, pods were held"),
-        (8, REFUSES, "policy: {fence: hold}", "holds pods .*policy mine, pods and programs of the host were refused"),
-        (8, None, f"policy: {{inline: {json.dumps(REFUSES)}}}", "mine refuses .*policy default, pods were held$"),
-        (8, REFUSES, "policy: {shipped: strict}", None),
-        (4, REFUSES, "policy: {shipped: strict}", None),
-        (3, REFUSES, "policy: {shipped: strict}", "refuses from this update on .*nobody was kept off$"),
-        (8, UNREADABLE, "policy: {shipped: fast}", "^it is not known whom the fence kept off a GPU before the update"),
-        (3, UNREADABLE, "policy: {shipped: fast}", "holds pods from this update on .*nobody was kept off$"),
+        (None, "policy: {shipped: strict}", "strict refuses from this update on .*default, pods were held$"),
+        (None, "policy: {fence: watch}", "only watches .*, pods were held$"),
+        (None, "policy: {fence: 'off'}", "no fence from this update on.* nobody counts that. .*, pods were held"),
+        (REFUSES, "policy: {fence: hold}", "holds .*policy mine, pods and .* refused, unless policy.fence=hold was"),
+        (None, f"policy: {{inline: {json.dumps(REFUSES)}}}", "mine refuses .*policy default, pods were held$"),
+        (REFUSES, "policy: {shipped: strict}", None),
+        (UNREADABLE, "policy: {shipped: fast}", "^it is not known whom the fence kept off a GPU before the update"),
     ],
 )  # fmt: skip
-def test_the_next_fence_is_compared_with_the_last_one(state, examine, tmp_path, number, last, values, says):
-    place = state(number)
+def test_the_next_fence_is_compared_with_the_last_one(state, examine, tmp_path, last, values, says):
     if last is not None:
-        paths.last_policy(place).write_text(last)
+        paths.last_policy(state).write_text(last)
     (tmp_path / "values.yaml").write_text(values)
-    _, found = examine(place, "--values", tmp_path / "values.yaml")
+    _, found = examine(state, "--values", tmp_path / "values.yaml")
     assert [bool(re.search(says, text)) for text in texts(found, "fence", "warning")] == ([True] if says else [])
     assert len(texts(found, "fence")) == 1
 
 
 def test_a_ledger_of_this_format_promises_no_change(state, examine):
-    place = state(NEWEST)
+    place = state
     with closing(sqlite3.connect(paths.ledger(place))) as connection:
         connection.execute(f"PRAGMA user_version = {database.VERSION}")
     _, found = examine(place)
@@ -184,7 +164,7 @@ def test_a_ledger_of_this_format_promises_no_change(state, examine):
 
 @pytest.mark.parametrize(("blocks", "level"), [(2_559, "broken"), (25_599, "warning"), (25_600, "ok")])
 def test_a_disk_that_is_full_is_said_before_the_update(state, examine, monkeypatch, blocks, level):
-    place = state(NEWEST)
+    place = state
     full = os.statvfs_result((4096, 4096, 10**6, blocks, blocks, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     _, found = examine(place)
@@ -194,9 +174,8 @@ def test_a_disk_that_is_full_is_said_before_the_update(state, examine, monkeypat
 
 
 VALUES = """
-createGate: {mode: "on"}
 nameOverride: gpus
-policy: {shipped: strict, fence: watch}
+policy: {shipped: strict, fence: hold}
 scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --evidence-rows=9]}
 plugin: {extraArgs: [--clean-within=20, --runtime-request-timeout=2m]}
 """
@@ -204,78 +183,48 @@ plugin: {extraArgs: [--clean-within=20, --runtime-request-timeout=2m]}
 
 def test_values_that_left_or_stop_a_pod_are_named(state, examine, tmp_path):
     (tmp_path / "values.yaml").write_text(VALUES)
-    code, found = examine(state(3), "--values", tmp_path / "values.yaml")
+    code, found = examine(state, "--values", tmp_path / "values.yaml")
     left, stops = texts(found, "values", "warning"), texts(found, "values", "broken")
     assert code == 1
-    assert [text.split()[2] for text in left] == ["createGate.mode", "scrubber.metricsPort"]
+    assert [text.split()[2] for text in left] == ["scrubber.metricsPort"]
     assert [re.findall(r"nameOverride|--[a-z-]+", text)[0] for text in stops] == [
         "nameOverride", "--create-gate", "--runtime-request-timeout",
     ]  # fmt: skip
     assert texts(found, "policy") == ["this version takes the policy strict"]
-    assert texts(found, "ledger", "ok") == [], "how much the ledger keeps was chosen"
     assert texts(found, "fence", "warning") == [], "policy.fence replaces what the policy says"
 
 
 def test_flags_that_are_no_list_are_broken(state, examine, tmp_path):
     (tmp_path / "values.yaml").write_text("scrubber: {extraArgs: --create-gate}")
-    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    code, found = examine(state, "--values", tmp_path / "values.yaml")
     assert (code, "found text" in texts(found, "values", "broken")[0]) == (1, True)
 
 
 @pytest.mark.parametrize("text", ["", "null\n", "USER-SUPPLIED VALUES:\nbackend: nvidia\n"])
 def test_values_as_helm_prints_them_are_read(state, examine, tmp_path, text):
     (tmp_path / "values.yaml").write_text(text)
-    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    code, found = examine(state, "--values", tmp_path / "values.yaml")
     assert (code, texts(found, "values", "broken")) == (0, [])
 
 
-OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, budgets: {start: 20s}}\n"
-
-
 def test_the_last_policy_of_the_node_is_judged(state, examine):
-    place = state(NEWEST)
-    paths.last_policy(place).write_text(OLD_FIELDS)
+    place = state
+    paths.last_policy(place).write_text("# /etc/p.yaml\nname: mine\ndefaults: {gate: start}\n")
     code, found = examine(place)
-    assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
-    older = "is a field of an older version and has no effect: to test idle devices, run"
-    assert f"/etc/p.yaml:2:12: defaults.periodic {older}" in texts(found, "policy")[0]
+    [text] = texts(found, "policy", "broken")
+    assert (code, "/etc/p.yaml:2:12: defaults.gate: found an unknown key" in text) == (1, True)
 
 
 def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
-    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {paths: {escalate: false}, gate: start}\n")
-    code, found = examine(state(NEWEST), "--policy", tmp_path / "p.yaml")
-    [text], [also] = texts(found, "policy", "broken"), texts(found, "policy", "warning")
-    assert (code, "paths.escalate: found a field of an older version" in text) == (1, True)
-    assert "defaults.gate is a field of an older version and has no effect" in also
-
-
-UNITS = "name: mine\ndefaults: {fence: {mode: refuse, exempt: {units: [telegraf.service]}}}\n"
-
-
-@pytest.mark.parametrize(
-    ("number", "policy", "values", "says"),
-    [
-        (6, UNITS, "{}", ("telegraf.service costs a scrub", "they replaced them")),
-        (6, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs", "replaced")),
-        (3, "name: mine\n", "policy: {exempt: [a.service], fence: watch}", ("by a.service costs",)),
-        (7, UNITS, "{}", ()),
-        (3, UNITS, 'policy: {fence: "off"}', ()),
-    ],
-)
-def test_units_that_become_exempt_and_counted_are_said(state, examine, tmp_path, number, policy, values, says):
-    place = state(number)
-    for file in (paths.last_policy(place), tmp_path / "p.yaml"):
-        file.write_text(policy)
-    (tmp_path / "values.yaml").write_text(values)
-    _, found = examine(place, "--policy", tmp_path / "p.yaml", "--values", tmp_path / "values.yaml")
-    warned = texts(found, "fence", "warning")
-    assert [all(part in text for part in says) for text in warned] == ([True] if says else [])
-    assert bool(texts(found, "fence", "ok")) is not bool(says)
+    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {gate: start}\n")
+    code, found = examine(state, "--policy", tmp_path / "p.yaml")
+    [text] = texts(found, "policy", "broken")
+    assert (code, "defaults.gate: found an unknown key" in text) == (1, True)
 
 
 @pytest.mark.parametrize("flags", ["existingConfigMap: gpus", "byNodeLabel: {a: {shipped: fast}}"])
 def test_a_policy_that_lies_elsewhere_leaves_the_last_one(state, examine, tmp_path, flags):
-    place = state(NEWEST)
+    place = state
     paths.last_policy(place).write_text("name: of-the-node\n")
     (tmp_path / "values.yaml").write_text(f"policy: {{shipped: default, {flags}}}\n")
     _, found = examine(place, "--values", tmp_path / "values.yaml")
@@ -291,7 +240,7 @@ OTHER = pytest.param("name: mine\n", 4711, "cannot be read", marks=pytest.mark.s
 
 @pytest.mark.parametrize(("last", "uid", "why"), [("\0no policy", None, "is damaged"), OTHER])
 def test_a_last_policy_of_others_or_damaged_is_not_judged(state, examine, last, uid, why):
-    kept = paths.last_policy(state(NEWEST))
+    kept = paths.last_policy(state)
     kept.write_text(last)
     if uid is not None:
         os.chown(kept, uid, uid)
@@ -304,7 +253,7 @@ def test_a_last_policy_of_others_or_damaged_is_not_judged(state, examine, last, 
 
 def test_a_shipped_policy_that_does_not_exist_is_named(state, examine, tmp_path):
     (tmp_path / "values.yaml").write_text("policy: {shipped: strikt, fence: wtch}\n")
-    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    code, found = examine(state, "--values", tmp_path / "values.yaml")
     refused = "the chart refuses the value policy.{}: {} does not exist (did you mean {}?)".format
     wrong = [refused("shipped", "strikt", "strict"), refused("fence", "wtch", "watch")]
     assert (code, texts(found, "values")) == (1, wrong)
@@ -322,7 +271,7 @@ def test_a_shipped_policy_that_does_not_exist_is_named(state, examine, tmp_path)
     ],
 )
 def test_who_chooses_the_policy_is_said(state, examine, tmp_path, last, values, says):
-    place = state(NEWEST)
+    place = state
     if last is not None:
         paths.last_policy(place).write_text(last)
     (tmp_path / "values.yaml").write_text(values or "")
@@ -358,7 +307,7 @@ INLINE = f"policy: {{inline: {json.dumps(UNREADABLE)}}}"
     ],
 )
 def test_a_refused_policy_says_what_the_service_does(state, examine, tmp_path, kept, values, says):
-    place = state(NEWEST)
+    place = state
     if kept is not None:
         paths.last_policy(place).write_text(kept)
     (tmp_path / "p.yaml").write_text(UNREADABLE)
@@ -392,7 +341,7 @@ def replace_key(folder: Path) -> None:
     ],
 )
 def test_a_key_of_receipts_that_signs_no_more_is_named(state, examine, spoil, says, remedy):
-    place = state(NEWEST)
+    place = state
     [fine] = texts(examine(place)[1], "receipt-key", "ok")
     signer = fine.removeprefix("receipts stay signed by the key ")
     spoil(paths.receipt_key(place))
@@ -404,7 +353,7 @@ def test_a_key_of_receipts_that_signs_no_more_is_named(state, examine, spoil, sa
 
 
 def test_a_key_that_will_be_replaced_vouches_for_the_next(state, examine):
-    place = state(NEWEST)
+    place = state
     next_one = make_next(place)
     [text] = texts(examine(place)[1], "receipt-key", "ok")
     assert text.endswith(f"; from the next start on, by the key {next_one.key_id}, for which it vouches")
@@ -425,7 +374,7 @@ def test_a_state_without_signed_receipts_needs_no_key(examine, tmp_path):
 
 
 def test_a_state_directory_of_others_is_broken(state, examine):
-    place = state(NEWEST)
+    place = state
     place.chmod(0o777)
     code, found = examine(place)
     [text] = texts(found, "ledger", "broken")
@@ -450,7 +399,7 @@ def test_a_state_directory_of_others_is_broken(state, examine):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another user takes root")
 def test_the_state_of_another_user_is_not_judged(state, examine):
-    place = state(NEWEST)
+    place = state
     os.chown(place, 4711, 4711)
     code, found = examine(place)
     [(_, _, text, remedy)] = [it for it in found if it[:2] == ("broken", "ledger")]
@@ -464,7 +413,7 @@ def test_the_state_of_another_user_is_not_judged(state, examine):
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes root, and setpriv, to give up")
 def test_what_this_user_cannot_read_is_said(state):
-    place = state(NEWEST)
+    place = state
     without_rights = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-m", "autoclave")
 
     def examined() -> subprocess.CompletedProcess[str]:
@@ -498,9 +447,12 @@ def spoil(kind, place, folder):
         case "newer":
             with closing(sqlite3.connect(paths.ledger(place))) as connection:
                 connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
+        case "older":
+            with closing(sqlite3.connect(paths.ledger(place))) as connection:
+                connection.execute(f"PRAGMA user_version = {database.VERSION - 2}")
         case "damaged":
             with closing(sqlite3.connect(paths.ledger(place))) as connection:
-                connection.execute("UPDATE entries SET body = replace(body, 'riser', 'raiser')")
+                connection.execute("UPDATE entries SET op = 'another'")
                 connection.commit()
         case "no ledger":
             return [place / "receipt-key/key.pem"]
@@ -528,6 +480,7 @@ def spoil(kind, place, folder):
         ("no directory", 2, "there is no such file; name the state directory"),
         ("no access", 1, "File name too long"),
         ("newer", 2, "its quarantines and owners are lost"),
+        ("older", 2, "update to commit 94afefca first"),
         ("damaged", 1, "do not update yet: a start sets its files aside"),
         ("lost", 1, "ledger.db.head exist; do not update yet: a start sets its files aside, and then knows no quarant"),
         ("no ledger", 1, "it is not a ledger"),
@@ -540,7 +493,7 @@ def spoil(kind, place, folder):
     ],
 )
 def test_a_wrong_input_is_one_sentence_with_a_remedy(state, autoclave, tmp_path, kind, code, says):
-    place = state(NEWEST)
+    place = state
     run = autoclave("doctor", "--for-update", *spoil(kind, place, tmp_path))
     assert (run.exit_code, run.stdout, run.stderr.count("\n")) == (code, "", 1)
     assert says in run.stderr

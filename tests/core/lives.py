@@ -279,7 +279,6 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Soiled("it was used without a grant", (FOREIGN,)),
         ev.OpenAttempted(OPENER, record.tenancy.number, record.state in (State.GRANTED, State.IN_USE)),
         ev.FenceMissed("it was taken away"),
-        ev.PastGate(B, f"it was {record.state.value}"),
         ev.ScrubStarted(job(name="job-2")),
         ev.ProbationStarted(job(ScrubPath.RESET, Trigger.PROBATION, "job-2"), "autoclave"),
         ev.StepsRecorded(name, (result(Step.EVICT),), Step.CLEAR),

@@ -162,7 +162,6 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ev.Deferred: ev.Deferred,
         ev.OpenAttempted: lambda: ev.OpenAttempted(lives.OPENER, record.tenancy.number, held=False),
         ev.FenceMissed: lambda: ev.FenceMissed("it was taken away"),
-        ev.PastGate: lambda: ev.PastGate(chance.choice([A, B])),
         ev.ScrubStarted: lambda: ev.ScrubStarted(
             lives.job(path, chance.choice([Trigger.RELEASE, Trigger.RETRY]))
         ),

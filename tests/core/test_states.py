@@ -34,7 +34,6 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.Deferred: {it: it for it in State},
     ev.OpenAttempted: {it: it for it in State},  # it changes nothing
     ev.FenceMissed: {it: it for it in State},
-    ev.PastGate: {it: it for it in State},  # a row of an older version
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
     ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),
     ev.PutInUse: dict.fromkeys((State.UNKNOWN, *IN_USE), State.IN_USE),

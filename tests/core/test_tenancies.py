@@ -136,8 +136,6 @@ UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
          ["team/b opened it as well", ""]),
         ("strangers who were refused, or came afterwards", (GRANTED, WAS_REFUSED, GONE, replace(OPENED, held=False)),
          [""]),
-        ("a container past the create gate", (GRANTED, ev.PastGate(A, "it was dirty")),
-         ["a container started past the create gate: it was dirty"]),
     ),
 )  # fmt: skip
 def test_what_was_not_proven_is_noted(events, notes):

@@ -522,8 +522,6 @@ def test_a_digest_takes_precedence_in_every_image():
 
 
 FORMER: dict[str, Any] = {
-    "createGate": {"mode": "off", "runtimeClasses": ["nvidia"]},
-    "kubelet": {"runtimeRequestTimeout": "2m"},
     "scrubber": {"metricsPort": 9000, "terminationGracePeriodSeconds": 5},
     "plugin": {"metricsPort": 9001, "terminationGracePeriodSeconds": 5},
     "dra": {"terminationGracePeriodSeconds": 5},

@@ -30,7 +30,7 @@ DETECTOR = EXAMPLES / "node-problem-detector.sh"
 
 @pytest.fixture
 def state_of_before(tmp_path):
-    older_states.unpack(older_states.OF_ONE_STORY[0], tmp_path / "state")
+    older_states.unpack(older_states.ALL[0], tmp_path / "state")
     return tmp_path / "state"
 
 

@@ -12,7 +12,6 @@ from autoclave.cli.verbs import cdi
 from deploy import generate, image
 from scrubber import __version__
 from scrubber.devices.simulated import layout
-from scrubber.node import former_gate
 from tests.deploy import manifests
 from tests.house.sources import FENCED, PAGES, place
 
@@ -128,7 +127,7 @@ def test_the_overlay_in_front_begins_with_observe_until_the_patch():
         assert [arg for arg in container["args"] if arg.startswith("--policy")] == [f"--policy={policy}"]
 
 
-@pytest.mark.parametrize("name", [former_gate.SPECIFICATION, layout.CDI_NAME, cdi.NAME])
+@pytest.mark.parametrize("name", [layout.CDI_NAME, cdi.NAME])
 def test_the_page_names_each_specification_that_an_uninstall_leaves(name):
     """A pod from before cannot start again without some of them."""
     assert f"{name}`" in INSTALL.read_text().partition("\n## Uninstall\n")[2]

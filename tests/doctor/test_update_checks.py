@@ -21,7 +21,7 @@ from scrubber.ledger.reading import LedgerFile
 from scrubber.policy import digest_of
 from tests import older_states
 
-NEWEST = older_states.OF_ONE_STORY[-1]
+NEWEST = older_states.ALL[-1]
 
 
 @pytest.fixture

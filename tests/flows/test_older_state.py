@@ -25,7 +25,7 @@ OF_A_JOB = 2  # whose memory nobody touches
 ONLY_SIMULATED = 6  # the exit code of a receipt that is good
 
 
-@pytest.fixture(params=older_states.OF_ONE_STORY, ids=older_states.name)
+@pytest.fixture(params=older_states.ALL, ids=older_states.name)
 def updated(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Service]:
     for name in ("state", "before"):
         older_states.unpack(request.param, short_tmp / name)

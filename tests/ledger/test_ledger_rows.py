@@ -143,7 +143,7 @@ def test_the_stored_format_changes_only_with_the_schema_version():
     version = str(database.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == digest, (
         f"the stored events changed: this version could not read them. Raise database.VERSION, put it with {digest!r} "
-        f"into golden_format.json, bring version {version} up in ledger/older.py, and add a state of it to states"
+        f"into golden_format.json, read version {version} too, and put a state of it into states"
     )
 
 

@@ -7,23 +7,22 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ground.errors import FatalError
 from scrubber.core import states
 from scrubber.core.events import StepsRecorded
-from scrubber.core.measured import Restored
-from scrubber.core.model import Evicted, Holder, Step, Stuck, Trigger
-from scrubber.ledger import compaction, database, ledger_rows, older, opening, reading
+from scrubber.core.model import Step
+from scrubber.ledger import compaction, database, ledger_rows, opening, reading
 from scrubber.receipts.note import Checkpoint
 from tests import older_states
 from tests.ledger.conftest import NOW, drafted
 
-HERE = Path(__file__).parent
 
-
-@pytest.fixture(params=older_states.ALL, ids=older_states.name)
+@pytest.fixture(
+    params=[it for it in older_states.ALL if older_states.number(it) < database.VERSION], ids=older_states.name
+)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The ledger in such a state."""
     older_states.unpack(request.param, tmp_path)
@@ -56,7 +55,7 @@ def test_each_older_ledger_is_taken_over(path):
     assert len(newest.entries) == 1, "the note is no event"
 
 
-@pytest.mark.parametrize("path", older_states.OF_ONE_STORY, ids=older_states.name, indirect=True)
+@pytest.mark.parametrize("path", older_states.ALL, ids=older_states.name, indirect=True)
 def test_what_the_older_version_knew_is_still_known(path):
     take_over(path)
     by_index = {it.device.index: it for it in reading.read(path).records.values()}
@@ -86,65 +85,13 @@ def test_rows_from_the_takeover_on_cannot_be_left_out(path):
     assert 1 < after.complete_from <= before.last + 1, "the note of the takeover"
 
 
-@pytest.mark.parametrize(("step", "begins"), [("reset", Step.RESET), ("clear", Step.CLEAR), ("evict", None)])
-def test_the_start_of_a_step_is_read_where_it_counts(step, begins):
-    body = json.dumps({"job": "job-1", "path": "fast", "step": step})
-    assert ledger_rows.decode("step-started", body) == StepsRecorded("job-1", (), begins)
+def test_a_row_of_a_format_before_is_not_damaged():
+    row = ledger_rows.new_row(7, "GPU-1", NOW, "", "step-started", '{"job":"job-1","path":"fast","step":"clear"}')
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="row 7: cannot read an event: unknown kind"):
+        ledger_rows.entry(row)
+    with pytest.raises(FatalError, match="row 7 of the ledger: it is of a format before 9"):
+        ledger_rows.entry(row._replace(salt="0" * 32))
 
 
-def finished(step: str, **findings: Any) -> str:  # noqa: ANN401 - any value
-    result = {"blame": "device", "detail": "", "outcome": "passed", "path": "fast", "seconds": 1.0, "step": step}
-    return json.dumps({"job": "job-1", "result": {**result, "findings": findings}})
-
-
-EMPTY: dict[str, Any] = {"holders": [], "terminated": [], "drift": [], "covered_bytes": None, "vitals": None}
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        (finished("evict", **EMPTY), Evicted((), ())),
-        (finished("settings", **EMPTY | {"drift": ["power"]}), Restored(("power",))),
-        (finished("verify", **EMPTY), None),  # a proof without a number proves nothing
-        (finished("reset", **EMPTY), None),
-    ],
-)
-def test_a_step_found_what_its_own_kind_finds(body, found):
-    event = ledger_rows.decode("step-finished", body)
-    assert isinstance(event, StepsRecorded)
-    assert [it.findings for it in event.results] == [found]
-
-
-def test_what_followed_from_a_failed_scrub_is_read():
-    text = (HERE / "golden_records.json").read_text()
-    [now, *_] = ledger_rows.decode_records(text.strip())
-    [plain, *_] = json.loads(text)
-    assert now.scrubs.job is not None
-    at, holder = plain["since"], {"command": "python", "container": None, "pid": 7, "started": 0.5, "state": "D"}
-    plain["scrubs"]["setback"] |= {
-        "stuck": [holder], "stuck_since": at, "undecided": True, "node_or_device": at,
-    }  # fmt: skip
-    job = {name: value for name, value in plain["scrubs"]["job"].items() if name != "begun"}
-    plain["scrubs"] |= {"burn_in_begun": 5.0, "job": job | {"trigger": "burn-in", "step": "reset"}}
-    past = {"last": {"pod": "a", "at": 1.5, "counts": True}, "pods": ["a"], "unproven": 2.0}
-    [read] = ledger_rows.decode_records(json.dumps([plain | {"bypasses": past}]))
-    assert read.scrubs == replace(
-        now.scrubs,
-        stuck=Stuck((Holder(7, 0.5, "python", None, "D"),), now.since),
-        undecided=True,
-        node_or_device=now.since,
-        job=replace(now.scrubs.job, trigger=Trigger.REQUEST, begun=Step.RESET),
-    )
-    assert (read.device, read.tenancy, read.health) == (now.device, now.tenancy, now.health)
-
-
-@pytest.mark.parametrize("kind", ["step-started", "step-finished", "scrub-started", "steps-recorded", "no kind"])
-@pytest.mark.parametrize("body", ["{}", "[]", "{", '{"job": 1, "step": "clear", "result": null, "results": [null]}'])
-def test_what_no_version_has_written_is_damaged(kind, body):
-    with pytest.raises(ledger_rows.CorruptLedgerError, match="cannot read an event"):
-        ledger_rows.decode(kind, body)
-
-
-def test_each_format_is_tried():
-    tried = {int(path.name.partition("-")[0]) for path in older_states.ALL}
-    assert tried == set(range(older.OLDEST, database.VERSION))
+def test_the_last_formats_are_tried():
+    assert [*map(older_states.number, older_states.ALL)] == [database.VERSION - 1, database.VERSION]

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ground.documents.faults import DocumentError, quote
 from policies import load
 from policies.hardware import WhenReset
-from policies.policy_model import OPERATOR_PROGRAMS, Eviction, Mode, Paths, Policy, PolicySet
+from policies.policy_model import Eviction, Mode, PolicySet
 from policies.values import ScrubPath
 
 
@@ -66,6 +66,7 @@ p.yaml:3:9: defaults.mode: found text "obsreve", expected enforce or observe (di
 p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate (did you mean allocate?)
 p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
 (units: ms, s, m, h, d)
+p.yaml:7:5: defaults.budgets.start: found an unknown key, expected one of allocate
 p.yaml:8:5: defaults.budgets.allocate: found a duplicate key (first on line 6), expected each key once
 p.yaml:10:13: defaults.timeouts: found the number 0.01, expected at least 0.1
 p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
@@ -173,76 +174,6 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
     found, *_ = faults(f"name: a\nrules:\n- {{name: b, match: {{}}, policy: {{{written}}}}}\n")
     assert found.startswith("p.yaml:3:")
     assert f": rules[0].policy.{fault}" in found
-
-
-# Each field that a policy had before: the values with which a file still loads, and those with which it is refused.
-REMOVED: dict[str, tuple[list[object], list[object]]] = {
-    "gate": (["create", "prestart", "another"], []),
-    "restart_on_sick": (["refuse", "allow"], []),
-    "budgets.start": (["10s", "29s"], []),
-    "budgets.owner_wait": (["0s", "4s"], []),
-    "budgets.silence": (["0s", "5m"], []),
-    "paths.escalate": ([True], [False, 1]),
-    "evict.give_up": (["0s", "1d"], []),
-    "evict.operator_programs": ([[*OPERATOR_PROGRAMS, "/opt/x"]], [[], [*OPERATOR_PROGRAMS[1:]], "/opt/x"]),
-    "settings.accounting": ([True, False], []),
-    "settings.persistence": ([True, False], []),
-    "settings.ecc": ([False], [True]),
-    "settings.compute_mode": (["default"], ["exclusive-process", "prohibited"]),
-    "settings.power_limit": ([], [300]),
-    "settings.application_clocks": ([], [{"memory": 1593, "graphics": 1410}]),
-    "settings.locked_clocks": ([{}], [{"graphics": {"min": 210, "max": 1410}}]),
-    "clear.on_chip": (["every-path", "slow-path"], []),
-    "proof.survives_restart": ([True, False], []),
-    "quarantine.probation.longest": (["1s", "6h"], []),
-    "quarantine.probation.flap_window": (["24h", "7d"], ["7.1d", 7]),
-    "periodic": ([{"every": "1d", "keep_free": 1}], []),
-}
-KEEP, REFUSE = ([(name, value) for name, both in REMOVED.items() for value in both[which]] for which in (0, 1))
-
-
-def with_field(name, value):
-    """A file with this field in its defaults and in a rule, and what it says beside."""
-    *sections, last = name.split(".")
-    written = f"{last}: {json.dumps(value)}"
-    for section in reversed(sections):
-        beside = "new_tenant: slow, " if section == "paths" else ""
-        written = f"{section}: {{{beside}{written}}}"
-    policy = written if name.startswith("paths.") else f"{written}, paths: {{new_tenant: slow}}"
-    return f"name: a\ndefaults: {{{policy}}}\nrules:\n- {{name: b, match: {{}}, policy: {{{policy}}}}}\n"
-
-
-def test_every_removed_field_is_tried_here():
-    assert set(REMOVED) == set(load.REMOVED)
-
-
-@pytest.mark.parametrize(("name", "value"), KEEP)
-def test_a_removed_field_that_changes_nothing_only_warns(name, value):
-    """An update stops no node because of a file that `policy show default` of an older version has printed."""
-    text = with_field(name, value)
-    as_new = Policy(paths=Paths(new_tenant=ScrubPath.SLOW))
-    assert [*read(text).policies] == [as_new, as_new]
-    warned = load.outdated(text.encode(), "p.yaml")
-    assert [(fault.line, fault.path) for fault in warned] == [(2, f"defaults.{name}"), (4, f"rules[0].policy.{name}")]
-    assert str(warned[0]).endswith(
-        f": defaults.{name} is a field of an older version and has no effect: {load.REMOVED[name].instead}"
-    )
-
-
-@pytest.mark.parametrize(("name", "value"), REFUSE)
-def test_a_removed_field_that_demanded_more_is_refused(name, value):
-    why = f"{name}: found a field of an older version, expected none: take it out of the policy; "
-    why += load.REMOVED[name].instead
-    found = [fault.partition(": ")[2] for fault in faults(with_field(name, value))]
-    assert found == [f"defaults.{why}", f"rules[0].policy.{why}"]
-
-
-def test_a_rule_that_changes_a_removed_field_is_refused():
-    text = (
-        "name: a\ndefaults: {paths: {escalate: true}}\n"
-        "rules:\n- {name: b, match: {}, policy: {paths: {escalate: false}}}\n"
-    )
-    assert ["rules[0].policy.paths.escalate: found a field of an older" in fault for fault in faults(text)] == [True]
 
 
 def test_the_longest_self_test_ends_before_its_step():

@@ -215,9 +215,6 @@ LIFE = [
      ("opened by at least 2 other containers without a row of their own, which the policy exempted; they asked the "
       "kernel at least 3 times"
       ", from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
-    (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
-    (ev.PastGate("pod-b", "it was scrubbing"),
-     "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
       "container)")),

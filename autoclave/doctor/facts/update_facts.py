@@ -45,7 +45,6 @@ class PolicyAsRead:
     source: str  # a file, a value of the chart, or a name
     policies: PolicySet | None  # None: it has faults, or was not read
     faults: tuple[DocumentFault, ...] = ()
-    outdated: tuple[load.PolicyWarning, ...] = ()
     place: str = ""  # the policy file of the service; empty if it has none, or if that is not known
     unread: str = ""  # why it was not read
 
@@ -131,18 +130,9 @@ def _of_values(values: Values, file: str) -> tuple[Choice, PolicyAsRead]:
 
 def _from_bytes(text: bytes, source: str) -> PolicyAsRead:
     try:
-        return PolicyAsRead(source, load.load_bytes(text, source), outdated=load.outdated(text, source))
+        return PolicyAsRead(source, load.load_bytes(text, source))
     except DocumentError as error:
-        return PolicyAsRead(source, None, error.faults, _also_outdated(text, source, error.faults))
-
-
-def _also_outdated(text: bytes, source: str, faults: tuple[DocumentFault, ...]) -> tuple[load.PolicyWarning, ...]:
-    """The fields of an older version in a file with faults, but for those that are faults."""
-    places = {(fault.line, fault.column) for fault in faults}
-    try:
-        return tuple(field for field in load.outdated(text, source) if (field.line, field.column) not in places)
-    except DocumentError:  # it is not text
-        return ()
+        return PolicyAsRead(source, None, error.faults)
 
 
 def _shipped(name: str) -> PolicyAsRead:

@@ -23,12 +23,6 @@ from scrubber.core.record import Record
 from scrubber.core.use_counter import UseCounter
 from scrubber.ledger import database
 
-# The format of the ledger from which on nobody, or no pod, opens a GPU that it was not given.
-REFUSES_SINCE = 4  # with the policy strict
-HOLDS_SINCE = 7  # by default
-
-COUNTS_EXEMPT_SINCE = HOLDS_SINCE  # and since then the units of a policy add to those that are always exempt
-KEEPS_MORE_SINCE = 8
 SOON = 600.0  # seconds: a test that is due by then comes with the update
 
 ANOTHER_PROOF = "because the policy demands another proof than was given"
@@ -97,14 +91,9 @@ def _ledger(update: Update) -> Iterator[Finding]:
         return
     text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
     text += f"says of {gpus} stays. The older version refuses it from then on"
-    older = " and the sections above it" if ledger.version < database.VERSION - 1 else ""
-    read = f"read the section from format {ledger.version}{older} in docs/upgrading.md: alerts, metrics and rights are "
-    read += "only there"
+    read = f"read the section from format {ledger.version} in docs/upgrading.md"
     keep = f"to be able to go back, drain the node, stop the service, and copy {ledger.path.parent} before the update"
     yield warning(text, f"{keep}; {read}")
-    chosen = any(str(flag).startswith("--evidence-rows") for flag in _list(update, "scrubber.extraArgs"))
-    if ledger.version < KEEPS_MORE_SINCE and not chosen:
-        yield ok("the ledger may grow to about 300 MiB, before to 140: --evidence-rows of the service chooses")
 
 
 def _state(update: Update) -> Iterator[Finding]:
@@ -201,8 +190,6 @@ def _policy(update: Update) -> Iterator[Finding]:
         text = f"this version refuses the policy: {_started(update)}: {fault}"
         remedy = "correct the file until `autoclave policy check FILE` of this version finds no fault"
         yield broken(text, f"{remedy}, and check the update again: the findings `fence` and `scrub` need the policy")
-    for field in policy.outdated:
-        yield warning(str(field), "take it out of your policy file; the policy is used as it is")
     if update.unread:
         named = ", ".join(update.unread)
         text = f"the policy in {named} of the values was not read: the last one of the node is judged"
@@ -242,13 +229,7 @@ def _fence(update: Update) -> Iterator[Finding]:
     modes = {(_before(update, device), _resolved(policies, device).fence_mode) for device in _devices(update)}
     changes = [_change(update, policies.name, *pair) for pair in sorted(modes, key=str)]
     yield from (found for found in changes if found)
-    if units := _exempt(update, policies):
-        text = f"each use of a clean GPU by {units} costs a scrub from this update on, unless a bystander uses it"
-        if update.ledger.version >= REFUSES_SINCE:
-            text += ". These units add to those that are always exempt (NVIDIA's daemons, container runtimes); before, "
-            text += "they replaced them"
-        yield warning(text, "name the programs of these units in `evict.bystanders` of the policy")
-    if not any(changes) and not units:
+    if not any(changes):
         yield ok(f"the update does not change whom the policy {policies.name} keeps off a GPU")
 
 
@@ -259,13 +240,9 @@ def _devices(update: Update) -> list[DeviceInfo]:
 
 def _before(update: Update, device: DeviceInfo) -> FenceMode | None:
     """What the fence of the older version did with a device; None if that is not known."""
-    written = update.ledger.version
-    if written < REFUSES_SINCE:
-        return FenceMode.WATCH
     if update.last.policies is None:
         return None
-    mode = _resolved(update.last.policies, device).fence_mode
-    return FenceMode.WATCH if mode is FenceMode.HOLD and written < HOLDS_SINCE else mode
+    return _resolved(update.last.policies, device).fence_mode
 
 
 def _as_before(mode: FenceMode | None) -> str:
@@ -287,17 +264,9 @@ def _change(update: Update, name: str, before: FenceMode | None, after: FenceMod
     text = f"the policy {name} {FROM_NOW_ON[after]}: {WHERE}, {AFTER[after]}. "
     text += f"Before{f',{under}' * bool(under)}, {BEFORE[before]}"
     chosen = chart_values.value_of(update.values, "policy.fence")
-    if chosen and not update.fence_known and update.ledger.version >= REFUSES_SINCE:
+    if chosen and not update.fence_known:
         text += f", unless policy.fence={chosen} was in force already"
     return warning(text, _as_before(before) if KEEPS_OFF[after] > KEEPS_OFF[before] else KEEP_THE_FENCE)
-
-
-def _exempt(update: Update, policies: PolicySet) -> str:
-    """The units that a policy or a value exempts from the fence, if a use by them was not counted before."""
-    policy_units = {unit for policy in policies.policies for unit in policy.fence.exempt.units}
-    units = policy_units | {str(unit) for unit in _list(update, "policy.exempt")}
-    fenced = any(policy.fence_mode is not FenceMode.OFF for policy in policies.policies)
-    return ", ".join(sorted(units)) if fenced and update.ledger.version < COUNTS_EXEMPT_SINCE else ""
 
 
 def _scrubs(update: Update) -> Iterator[Finding]:

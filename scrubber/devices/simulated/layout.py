@@ -38,8 +38,6 @@ CDI_SEEN_AS = "/dev/simulated-gpu{index}"  # the memory, as a container sees it
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
-# What the description of a GPU does not say if a version with a ledger of format 3 has written it.
-_NOT_SAID_BEFORE = {"serial": None, "simulated": False}
 _POLL_SECONDS = 0.02  # a blocked call notices after this time that its fault was healed
 
 
@@ -154,10 +152,7 @@ def contents(path: Path) -> bytes:
 def _decoded(kind: type, text: bytes) -> object:
     # The monitor reads each document each second. The cache key is the content, not the times: two writes within one
     # clock tick can leave the same inode, size and time, and then a fault would be read as healthy.
-    value = strict_json.parse(text)
-    if kind is DeviceInfo and isinstance(value, dict):
-        value = _NOT_SAID_BEFORE | value
-    return strict_json.build(kind, value)
+    return strict_json.build(kind, strict_json.parse(text))
 
 
 def write(path: Path, document: Document) -> None:
