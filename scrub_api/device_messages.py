@@ -53,24 +53,10 @@ class ReportedDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class GrantProof:
-    """What the owner of a device may read of a receipt: no names of owners and processes."""
-
-    path: str
-    finished: float  # seconds since 1970
-    covered_bytes: int
-    allocatable_bytes: int
-    policy: str
-    envelope: str = ""  # the receipt as a signed document; empty: not signed
-    handover: str = ""  # the id of the hand-over for which it is signed
-
-
-@dataclass(frozen=True, slots=True)
 class GrantedDevice:
     """A grant for one device. ``receipt`` is empty under policy ``observe`` only."""
 
     device: str
     grant: str
     receipt: str
-    proof: GrantProof | None = None  # None without a receipt, and if the device was used since the grant
     receipts: str = ""  # the node's directory with the receipt, for the containers; empty: they get none

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 from ground import aio, log
 from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
-from scrub_api.device_messages import GrantedDevice, GrantProof
+from scrub_api.device_messages import GrantedDevice
 from scrubber.core import acquire, answers, pauses, start
 from scrubber.core import events as ev
 from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
@@ -450,24 +450,13 @@ class TenantRequests:
         return ev.Granted(grant) if answer.unproven is None else ev.GrantedUnproven(grant, answer.unproven)
 
     def _describe_grant(self, request: Request, device: str) -> GrantedDevice:
-        """The grant of a device, and what its receipt proves."""
+        """The grant of a device, and the directory of its receipts."""
         record, policy = self._context.ledger.records[device], request.policies[device].policy
-        grant, receipt = record.tenancy.grant, record.scrubs.receipt
-        if grant is None:
-            return GrantedDevice(device, "", "", receipts=self._context.receipts(record, policy))
-        receipts, notary = self._context.receipts(record, policy, granted=True), self._context.ledger.notary
-        if receipt is None:  # granted without a proof, or in use already
-            return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
-        proof = GrantProof(
-            path=receipt.path.value,
-            finished=receipt.finished.wall,
-            covered_bytes=receipt.covered_bytes,
-            allocatable_bytes=receipt.allocatable_bytes,
-            policy=receipt.policy,
-            envelope=receipt.envelope,
-            handover=notary.files.handover(record) if receipt.envelope and notary is not None else "",
-        )
-        return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
+        grant = record.tenancy.grant
+        receipts = self._context.receipts(record, policy, granted=grant is not None)
+        if grant is None:  # it is in use already
+            return GrantedDevice(device, "", "", receipts)
+        return GrantedDevice(device, grant.id, grant.receipt or "", receipts)
 
     async def _start_jobs(self, request: Request) -> None:
         """Start or join the jobs that the answers require."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrub_api import admin_client, client, measurements, scrub_pb2, views
-from scrub_api.device_messages import GrantedDevice, GrantProof, ReportedDevice
+from scrub_api.device_messages import GrantedDevice, ReportedDevice
 from scrubber.core.events import ScrubPassed
 from scrubber.ledger import ledger_rows
 from scrubber.words import event_text
@@ -18,7 +18,6 @@ from tests.core import lives
 MESSAGES: dict[Any, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
     GrantedDevice: scrub_pb2.Granted,
-    GrantProof: scrub_pb2.Proof,
     ReportedDevice: scrub_pb2.ReportedDevice,
     views.ScrubProgress: scrub_pb2.ScrubProgress,
     views.HistoryEntry: scrub_pb2.HistoryEntry,

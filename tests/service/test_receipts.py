@@ -133,7 +133,6 @@ async def test_a_pod_deleted_during_its_restart_ends_its_handover(mounting):
     following = await world.tenant_requests.acquire([device], ForJob("a job"))
     assert following[device].receipts == listed != first
     assert (content(first), content(listed)) == (None, [])
-    assert following[device].proof.envelope == following[device].proof.handover == ""
 
 
 async def test_the_next_pod_after_a_reboot_has_its_own_receipt(mounting, tmp_path):
