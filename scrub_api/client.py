@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from functools import cache
-from operator import attrgetter
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -26,7 +23,7 @@ from grpc_status import rpc_status
 from ground import operation_id, paths, unix_sockets
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 from scrub_api import last_list, scrub_pb2, scrub_pb2_grpc
-from scrub_api.device_messages import GrantedDevice, ReportedDevices
+from scrub_api.device_messages import GrantedDevice, ReportedDevice, ReportedDevices
 
 R = TypeVar("R")
 
@@ -39,9 +36,11 @@ CHANNEL_OPTIONS = (
     # Without it, each message costs a ping in both processes, which measures the bandwidth of a local socket.
     ("grpc.http2.bdp_probe", 0),
 )
+_FIELDS = [field.name for field in fields(ReportedDevice)]
 _REASONS = {reason.value: reason for reason in Reason}
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+SAME_VERSION = "update the service, or use the program of its version"
 SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
@@ -77,14 +76,16 @@ class Client:
         with translated(self.socket):
             return await call
 
-    async def stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], kind: type[R]) -> AsyncGenerator[R, None]:
+    async def stream(
+        self, call: grpc.aio.UnaryStreamCall[Any, Any], read: Callable[[Any], R]
+    ) -> AsyncGenerator[R, None]:
         """What the messages say. As long as a message says the same as the one before, the same object again."""
         with translated(self.socket):
             last: tuple[Message, R] | None = None
             try:
                 async for message in call:
                     if last is None or message != last[0]:
-                        last = message, view(kind, message)
+                        last = message, read(message)
                     yield last[1]
             finally:
                 call.cancel()  # a stream that is only forgotten stays open in the service
@@ -113,7 +114,7 @@ class ScrubberClient(Client):
             pods=None if pods is None else scrub_pb2.Pods(uids=pods),
         )  # fmt: skip
         answer = await self.ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
-        return tuple(view(GrantedDevice, grant) for grant in answer.grants)
+        return tuple(GrantedDevice(it.device, it.grant, it.receipt, it.receipts) for it in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""
@@ -153,11 +154,11 @@ class ScrubberClient(Client):
             response = last_list.read(file)
         except (OSError, DecodeError) as error:
             raise Unreachable(f"cannot read the last list of devices {file}: {error}") from error
-        return view(ReportedDevices, response) if response is not None else None
+        return _reported(response) if response is not None else None
 
     def watch(self) -> AsyncGenerator[ReportedDevices, None]:
         """Yield the full list of devices: first now, then after every change."""
-        return self.stream(self._stub.Watch(scrub_pb2.WatchRequest()), ReportedDevices)
+        return self.stream(self._stub.Watch(scrub_pb2.WatchRequest()), _reported)
 
 
 @contextmanager
@@ -187,7 +188,7 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered", "try again")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         why = "the scrub service is older than this program: it does not know the request"
-        return Refused(Reason.INTERNAL, why, "update the service, or use the program of its version")
+        return Refused(Reason.INTERNAL, why, SAME_VERSION)
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}", "the log of the service says more")
 
 
@@ -202,29 +203,11 @@ def _details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo |
     return ours, advice.remedies
 
 
-def view(kind: type[R], message: Message) -> R:
-    """The view in a message, by field name: both have the same fields. An optional field that is unset becomes None."""
-    return kind(**{name: read(message) for name, read in _readers(cast("Any", kind))})
+def _reported(message: scrub_pb2.WatchResponse) -> ReportedDevices:
+    return ReportedDevices(tuple(map(_device, message.devices)), message.silence_seconds, message.checkpoint)
 
 
-@cache
-def _readers(kind: Any) -> tuple[tuple[str, Callable[[Message], Any]], ...]:  # noqa: ANN401 - any of the views
-    """One reader for each field. Cached, because type hints take longer to look up than the rest of a conversion."""
-    hints = get_type_hints(kind)
-    return tuple((field.name, _reader(field.name, hints[field.name])) for field in fields(cast("Any", kind)))
-
-
-def _reader(name: str, hint: Any) -> Callable[[Message], Any]:  # noqa: ANN401 - the hint of any field
-    value = attrgetter(name)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        if not is_dataclass(inner):
-            return lambda message: tuple(value(message))
-        return lambda message: tuple([view(inner, item) for item in value(message)])
-    if get_origin(hint) in (Union, types.UnionType):
-        inner = next(arg for arg in get_args(hint) if arg is not type(None))
-        read = _reader(name, inner)
-        return lambda message: read(message) if message.HasField(name) else None
-    if is_dataclass(hint):
-        return lambda message: view(cast("Any", hint), value(message))
-    return value
+def _device(message: scrub_pb2.ReportedDevice) -> ReportedDevice:
+    values: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS}
+    numa_node = message.numa_node if message.HasField("numa_node") else None
+    return ReportedDevice(**{**values, "nodes": tuple(message.nodes), "numa_node": numa_node})

@@ -326,7 +326,7 @@ class Scrubber:
 
 
 class AdminStub:
-    """On admin.sock.
+    """On admin.sock. Each answer is a view of scrub_api/views.py. The caller is a program of the same version.
     """
 
     def __init__(self, channel):
@@ -338,74 +338,79 @@ class AdminStub:
         self.Status = channel.unary_unary(
                 '/autoclave.v1.Admin/Status',
                 request_serializer=scrub__api_dot_scrub__pb2.StatusRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.StatusResponse.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
         self.Scrub = channel.unary_stream(
                 '/autoclave.v1.Admin/Scrub',
                 request_serializer=scrub__api_dot_scrub__pb2.ScrubRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
         self.Quarantine = channel.unary_unary(
                 '/autoclave.v1.Admin/Quarantine',
                 request_serializer=scrub__api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.QuarantineResponse.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
         self.Reinstate = channel.unary_stream(
                 '/autoclave.v1.Admin/Reinstate',
                 request_serializer=scrub__api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/autoclave.v1.Admin/Explain',
                 request_serializer=scrub__api_dot_scrub__pb2.ExplainRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.ExplainResponse.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
         self.History = channel.unary_unary(
                 '/autoclave.v1.Admin/History',
                 request_serializer=scrub__api_dot_scrub__pb2.HistoryRequest.SerializeToString,
-                response_deserializer=scrub__api_dot_scrub__pb2.HistoryResponse.FromString,
+                response_deserializer=scrub__api_dot_scrub__pb2.View.FromString,
                 _registered_method=True)
 
 
 class AdminServicer:
-    """On admin.sock.
+    """On admin.sock. Each answer is a view of scrub_api/views.py. The caller is a program of the same version.
     """
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A Status.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scrub(self, request, context):
-        """Scrubs devices now, or joins the jobs that run. Sends progress until all are done. The end of the stream stops no
-        job.
+        """Scrubs devices now, or joins the jobs that run. Sends a ScrubProgress again and again until all are done. The end of
+        the stream stops no job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Quarantine(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The DeviceStatus.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reinstate(self, request, context):
-        """Ends quarantines by a scrub on the slow path or the path reset. Sends progress until all are done.
+        """Ends quarantines by a scrub on the slow path or the path reset. Sends a ScrubProgress again and again until all are
+        done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """An Explanation.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def History(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A History.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -416,32 +421,32 @@ def add_AdminServicer_to_server(servicer, server):
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=scrub__api_dot_scrub__pb2.StatusRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.StatusResponse.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
             'Scrub': grpc.unary_stream_rpc_method_handler(
                     servicer.Scrub,
                     request_deserializer=scrub__api_dot_scrub__pb2.ScrubRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.ScrubProgress.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
                     request_deserializer=scrub__api_dot_scrub__pb2.QuarantineRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.QuarantineResponse.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
             'Reinstate': grpc.unary_stream_rpc_method_handler(
                     servicer.Reinstate,
                     request_deserializer=scrub__api_dot_scrub__pb2.ReinstateRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.ScrubProgress.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
                     request_deserializer=scrub__api_dot_scrub__pb2.ExplainRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.ExplainResponse.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
             'History': grpc.unary_unary_rpc_method_handler(
                     servicer.History,
                     request_deserializer=scrub__api_dot_scrub__pb2.HistoryRequest.FromString,
-                    response_serializer=scrub__api_dot_scrub__pb2.HistoryResponse.SerializeToString,
+                    response_serializer=scrub__api_dot_scrub__pb2.View.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -452,7 +457,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """On admin.sock.
+    """On admin.sock. Each answer is a view of scrub_api/views.py. The caller is a program of the same version.
     """
 
     @staticmethod
@@ -471,7 +476,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/Status',
             scrub__api_dot_scrub__pb2.StatusRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.StatusResponse.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,
@@ -498,7 +503,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/Scrub',
             scrub__api_dot_scrub__pb2.ScrubRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,
@@ -525,7 +530,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/Quarantine',
             scrub__api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.QuarantineResponse.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,
@@ -552,7 +557,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/Reinstate',
             scrub__api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,
@@ -579,7 +584,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/Explain',
             scrub__api_dot_scrub__pb2.ExplainRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.ExplainResponse.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,
@@ -606,7 +611,7 @@ class Admin:
             target,
             '/autoclave.v1.Admin/History',
             scrub__api_dot_scrub__pb2.HistoryRequest.SerializeToString,
-            scrub__api_dot_scrub__pb2.HistoryResponse.FromString,
+            scrub__api_dot_scrub__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,

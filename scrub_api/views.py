@@ -1,6 +1,7 @@
 """What the service shows people: status, receipts, jobs, quarantine, holders, history, explanations.
 
-Field names are those of ``scrub.proto`` and of ``-o json``: a stable contract.
+The socket for operators carries these views as JSON. Field names are those of ``-o json``: a stable contract. Times are
+seconds since 1970.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class HolderView:
     user: str  # a name, or a number without one; empty: it has ended
     command: str
     container: str  # the UID of its pod, or container:ID; empty: it is in no container
-    pod: str = ""  # NAMESPACE/NAME, if it is known
+    pod: str = ""  # NAMESPACE/NAME, if it is known; only Status and Explanation have it, and the next two
     foreign: bool = False  # the device was not given to it, as far as that is known
     exempt: bool = False  # the policy lets it open the device at any time, and it is no bystander
     place: str = ""  # of an exempt process in no container: the path of its control group
@@ -132,10 +133,10 @@ class OpenerView:
     command: str
     pid: int  # of the process that asked last
     place: str  # the UID of its pod, container:ID, the path of its unit or control group; empty: it has ended
-    pod: str  # NAMESPACE/NAME, if it is known
+    pod: str  # NAMESPACE/NAME, if it is known; only Status and Explanation have it
     first: float
     last: float
-    times: int  # that it asked
+    times: int  # that it asked: one opening asks two or three times
     refused: int  # of them
     exempt: bool = False  # its unit or namespace may open the device at any time
     ignored: bool = False  # it is a bystander: what it opens is no use
@@ -190,18 +191,18 @@ class DeviceStatus:
     pci_address: str
     mig: bool
     receipt: ReceiptView | None
-    owner: str
+    owner: str  # what the caller of Acquire named, the UID of the pod, container:ID, or unknown; empty: nobody has it
     job: JobStatus | None
     quarantine: QuarantineStatus | None
     policy_rule: str
     setback: str
-    slice: int | None = None
+    slice: int | None = None  # the number of a MIG slice on its GPU, whose index it has
     driver: str = ""
     compute: str = ""
     reset_domain: str = ""
-    pod: str = ""  # its owner as NAMESPACE/NAME/CONTAINER, with commas between several
-    ecc: bool | None = None
-    resource: str = ""
+    pod: str = ""  # the owner, or who is to get it, as NAMESPACE/NAME/CONTAINER, ...; only in Status and Explanation
+    ecc: bool | None = None  # whether its memory corrects errors now; None: not known
+    resource: str = ""  # the name by the hardware
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     use_counter: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
     fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
@@ -210,7 +211,7 @@ class DeviceStatus:
     use_counter_kind: str = (
         ""  # the same as ``use_counter`` for a program: fence, files, none, unknown; empty: not asked yet
     )
-    policy_mode: str = ""  # enforce or observe; empty: the service is older than this field
+    policy_mode: str = ""  # enforce, or observe, under which the service scrubs nothing by itself
 
     @property
     def name(self) -> str:
@@ -241,8 +242,8 @@ class DeviceStatus:
 class UnlistedProgram:
     """A program of NVIDIA that had a device open in a namespace that the policy does not name."""
 
-    program: str
-    namespace: str
+    program: str  # the path of the executable
+    namespace: str  # of its pod
     remedy: str
 
 
@@ -253,21 +254,21 @@ class ServiceStatus:
     version: str
     backend: str
     policy: str = ""
-    simulated_dir: str = ""
+    simulated_dir: str = ""  # of the simulated devices; empty for real ones
     state_dir: str = ""
     ledger_rows: int = 0
     ledger_head: str = ""
-    ledger_fault: str = ""
-    policy_fault: str = ""
+    ledger_fault: str = ""  # empty while the ledger can be written
+    policy_fault: str = ""  # empty while the newest policy file is in force
     started: float = 0.0
-    set_aside: tuple[str, ...] = ()
-    concessions: tuple[str, ...] = ()
-    cupy: str = ""
-    lacks: str = ""
-    policy_source: str = ""
-    unlisted: tuple[UnlistedProgram, ...] = ()
-    history_since: float = 0.0
-    steps_since: float = 0.0
+    set_aside: tuple[str, ...] = ()  # damaged ledgers beside the present one: what they say is not in force
+    concessions: tuple[str, ...] = ()  # the promises that the policy gives up, a sentence each
+    cupy: str = ""  # the version that workers use; empty while it is not loaded, and where it is not needed
+    lacks: str = ""  # why CuPy could not be loaded; empty before the first try
+    policy_source: str = ""  # the name of a shipped policy, or the file
+    unlisted: tuple[UnlistedProgram, ...] = ()  # those of the last hour
+    history_since: float = 0.0  # from when on the ledger has events; 0 while none has gone
+    steps_since: float = 0.0  # the same of the steps of scrubs
     fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
     ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
     fence_below: str = ""  # the control group outside of which the fence counts nobody, for trials
@@ -290,11 +291,11 @@ class ScrubResult:
     """How a scrub ended for one device."""
 
     clean: bool
-    state: str
-    why: str = ""
-    reason: str = ""
+    state: str  # of the device now
+    why: str = ""  # it is not clean
+    reason: str = ""  # the same for programs: a word of ``Reason``
     receipt: ReceiptView | None = None
-    running: bool = False
+    running: bool = False  # the caller did not want to wait: the job goes on
     withdrawn: bool = False  # a quarantine that waited for the end of a use was withdrawn; there was no scrub
     remedies: tuple[str, ...] = ()  # of a refusal
 
@@ -324,13 +325,13 @@ class HistoryEntry:
     """One row of the ledger, with its event as a sentence."""
 
     seq: int
-    device: str
+    device: str  # empty: the row is about the service, not about a device
     index: int
     at: float
     op: str
     kind: str
     text: str
-    body: str
+    body: str  # the event as it is stored, JSON
     slice: int | None = None
     simulated: bool = False  # whether its device is
 
@@ -354,6 +355,6 @@ class Explanation:
 
     device: DeviceStatus
     entries: tuple[HistoryEntry, ...]
-    advice: tuple[str, ...]
+    advice: tuple[str, ...]  # what to know or do now: sentences, each with one command at most
     policy_why: str
     before_release: str = ""  # what to do before the device can be taken back; empty if nothing is in the way

@@ -11,7 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -95,15 +95,6 @@ async def abort(context: Context, code: grpc.StatusCode, error: AutoclaveError) 
     for detail in (info, scrub_pb2.Remedies(remedies=error.remedies)):
         status.details.add().Pack(detail)
     await context.abort(code, error.message, tuple(rpc_status.to_status(status).trailing_metadata))
-
-
-def plain(view: Any) -> Any:  # noqa: ANN401 - a view, or a value in one
-    """A view as the fields of its message. ``dataclasses.asdict`` copies each value deeply, which takes long."""
-    if isinstance(view, tuple):
-        return [plain(item) for item in view]
-    if not is_dataclass(view):
-        return view
-    return {name: plain(getattr(view, name)) for name in view.__dataclass_fields__}
 
 
 def _code(error: AutoclaveError) -> grpc.StatusCode:

@@ -7,18 +7,21 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from ground import aio, log, paths, private_files, unix_sockets
+from ground.documents import strict_json
 from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, Reason
 from scrub_api import last_list, request_limits, scrub_pb2, scrub_pb2_grpc, views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
-from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
+from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged
 from scrubber.core import device_names
 from scrubber.core.acquire import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.fencing import Pods
@@ -29,6 +32,9 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.words import device_status
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 logger = log.get("api")
 
@@ -56,7 +62,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             grants = await self._service.tenant_requests.acquire(
                 asked.devices, _recipient(request), op=asked.op, within=context.time_remaining()
             )
-            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**plain(grant)) for grant in grants.values()])
+            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**asdict(grant)) for grant in grants.values()])
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See ``scrub.proto``."""
@@ -147,18 +153,16 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         self._service = service
         self._reporter = reporter
 
-    async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.StatusResponse:
+    async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.View:
         """See ``scrub.proto``."""
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
             news = self._service.context.news
             if request.wait_seconds > 0 and self._service.context.ledger.seq == request.newer_than:
                 await news.after(news.notifications, min(request.wait_seconds, LONGEST_WAIT))
-            return scrub_pb2.StatusResponse(**plain(await self._reporter.status(gpus)))
+            return _view(await self._reporter.status(gpus))
 
-    async def Scrub(
-        self, request: scrub_pb2.ScrubRequest, context: Context
-    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+    async def Scrub(self, request: scrub_pb2.ScrubRequest, context: Context) -> AsyncIterator[scrub_pb2.View]:
         """See ``scrub.proto``."""
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
@@ -170,9 +174,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async for progress in self._jobs(asked, uuids, scrub, no_wait=request.no_wait):
             yield progress
 
-    async def Quarantine(
-        self, request: scrub_pb2.QuarantineRequest, context: Context
-    ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
+    async def Quarantine(self, request: scrub_pb2.QuarantineRequest, context: Context) -> scrub_pb2.View:
         """See ``scrub.proto``."""
         async with answered(context, "quarantine") as asked:
             uuid = device_names.find(self._service.context.ledger.records, request_limits.devices([request.gpu])[0])
@@ -180,12 +182,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
             by = request_limits.one_line(request.by, "the name of the caller")
             await self._service.operator_requests.quarantine(uuid, reason, by, op=asked.op)
-            device = self._reporter.device(uuid)
-            return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**plain(device)))
+            return _view(self._reporter.device(uuid))
 
-    async def Reinstate(
-        self, request: scrub_pb2.ReinstateRequest, context: Context
-    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+    async def Reinstate(self, request: scrub_pb2.ReinstateRequest, context: Context) -> AsyncIterator[scrub_pb2.View]:
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
             records = self._service.context.ledger.records
@@ -198,13 +197,12 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async for progress in self._jobs(asked, uuids, partial(use_case, reason=reason, by=by, op=asked.op)):
             yield progress
 
-    async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
+    async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.View:
         """See ``scrub.proto``."""
         async with answered(context, "explain", quiet=True):
-            explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
-            return scrub_pb2.ExplainResponse(**plain(explanation))
+            return _view(await self._reporter.explain(request_limits.devices([request.gpu])[0]))
 
-    async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
+    async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.View:
         """See ``scrub.proto``."""
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
@@ -214,16 +212,16 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             page = await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
             )
-            return scrub_pb2.HistoryResponse(**plain(page))
+            return _view(page)
 
     async def _jobs(
         self, asked: LoggedRequest, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,
         no_wait: bool = False,
-    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+    ) -> AsyncIterator[scrub_pb2.View]:  # fmt: skip
         """Start or join a job on each device and stream their progress."""
         each = [LoggedRequest(asked.request, [uuid], op=asked.op) for uuid in uuids]
         async for progress in aio.merged([self._job(request, begin, no_wait=no_wait) for request in each]):
-            yield scrub_pb2.ScrubProgress(**plain(progress))
+            yield _view(progress)
 
     async def _job(
         self, asked: LoggedRequest, begin: Callable[[str], Awaitable[ScrubJob | None]], *, no_wait: bool
@@ -274,7 +272,11 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
 @lru_cache(MOST_REPORTED)
 def _reported(device: ReportedDevice) -> scrub_pb2.ReportedDevice:
     """Cached, because usually only one device of the list has changed."""
-    return scrub_pb2.ReportedDevice(**plain(device))
+    return scrub_pb2.ReportedDevice(**asdict(device))
+
+
+def _view(view: DataclassInstance) -> scrub_pb2.View:
+    return scrub_pb2.View(json=strict_json.encode(view))
 
 
 def _path(word: str) -> ScrubPath | None:

@@ -20,6 +20,7 @@ import pytest
 
 from autoclave.cli import offline, service_call
 from autoclave.cli.output import human
+from ground.documents import strict_json
 from ground.errors import Reason, Refused
 from scrub_api import admin_client, client, views
 from scrubber import __version__
@@ -135,6 +136,18 @@ def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu
     assert autoclave("reinstate", gpu).exit_code == 1
     output_of(autoclave("simulate", "heal", gpu))
     output_of(autoclave("reinstate", gpu))
+
+
+@pytest.mark.parametrize("verb", ["status", "scrub", "explain", "history"])
+def test_a_service_of_another_version_is_one_line(autoclave, gpu, monkeypatch, verb):
+    parse: Any = strict_json.parse
+    monkeypatch.setattr(strict_json, "parse", lambda text: parse(text) | {"newer": 1})
+    refused = autoclave(verb, gpu)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "autoclave: cannot read the answer of the scrub service: it speaks another version of the API; "
+        "update the service, or use the program of its version\n"
+    )
 
 
 def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gpu):
