@@ -94,20 +94,19 @@ def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, shown):
     assert (run.exit_code, shown in run.output) == (code, True)
 
 
-def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path):
-    (tmp_path / "old.yaml").write_text("name: old\ndefaults: {paths: {escalate: true}}\n")
-    run = autoclave("policy", "check", tmp_path / "old.yaml")
-    assert (run.exit_code, run.stdout) == (0, f"{tmp_path}/old.yaml: policy old is valid, 0 rules\n")
-    assert run.stderr.startswith(
-        f"warning: {tmp_path}/old.yaml:2:20: defaults.paths.escalate is a field of an older version and has no effect"
-    )
-    [item] = json.loads(autoclave("policy", "check", tmp_path / "old.yaml", "-o", "json").stdout)["items"]
-    assert (item["valid"], [fault["path"] for fault in item["warnings"]]) == (True, ["defaults.paths.escalate"])
+def test_a_policy_with_warnings_is_valid(autoclave, tmp_path):
+    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {evict: {bystanders: [/opt/monitor]}}\n")
+    run = autoclave("policy", "check", tmp_path / "p.yaml")
+    assert (run.exit_code, run.stdout) == (0, f"{tmp_path}/p.yaml: policy mine is valid, 0 rules\n")
+    place = "defaults.evict.bystanders"
+    assert run.stderr.startswith(f"warning: {tmp_path}/p.yaml:2:20: {place} takes the place of the shipped list")
+    [item] = json.loads(autoclave("policy", "check", tmp_path / "p.yaml", "-o", "json").stdout)["items"]
+    assert (item["valid"], [fault["path"] for fault in item["warnings"]]) == (True, [place])
 
 
 OF_A_SITE = """\
 name: ours
-defaults: {quarantine: {xids: {codes: {94: count}}}, periodic: {every: 1d}}
+defaults: {quarantine: {xids: {codes: {94: count}}}, evict: {bystanders: [/opt/monitor]}}
 rules: [{name: lab, match: {gpu: [0]}, policy: {fence: {lease: 90s}}}]
 """
 
@@ -115,7 +114,7 @@ rules: [{name: lab, match: {gpu: [0]}, policy: {fence: {lease: 90s}}}]
 def test_the_policy_of_a_file_is_shown_with_all_defaults(autoclave, tmp_path):
     (file := tmp_path / "ours.yaml").write_text(OF_A_SITE)
     run = autoclave("policy", "show", file)
-    assert (run.exit_code, "defaults.periodic is a field of an older version" in run.stderr) == (0, True)
+    assert (run.exit_code, "defaults.evict.bystanders takes the place of" in run.stderr) == (0, True)
     assert load.load_text(run.stdout, "shown") == load.load(str(file))
     shown = YAML(typ="safe", pure=True).load(run.stdout)
     for policy, lease in ((shown["defaults"], "10m"), (shown["rules"][0]["policy"], "90s")):

@@ -35,9 +35,8 @@ def check(files: tuple[str, ...], output: str) -> int:
 
     FILE is a file, the name of a shipped policy, or - for stdin.
 
-    Exit code 2 when a service would refuse one of them. These are only warnings: a field of an older version that asks
-    for what happens anyway, a list that adds entries and lacks some of the shipped list, which it replaces, and an
-    entry that exempts nobody, or every script.
+    Exit code 2 when a service would refuse one of them. These are only warnings: a list that adds entries and lacks
+    some of the shipped list, which it replaces, and an entry that exempts nobody, or every script.
     """
     checked = [_check(file) for file in dict.fromkeys(files)]
     if output != "text":
