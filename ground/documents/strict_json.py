@@ -6,7 +6,6 @@ Input that does not match raises ValueError; no default is filled in. Workers im
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum, EnumType
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 def encode(document: DataclassInstance, *, indent: int | None = None) -> bytes:
     """The document as a text that ends with a new line."""
-    return json.dumps(document, indent=indent, default=_plain, allow_nan=False).encode() + b"\n"
+    return json.dumps(document, indent=indent, default=_plain).encode() + b"\n"
 
 
 def decode(kind: type[T], text: bytes | str) -> T:
@@ -31,9 +30,9 @@ def decode(kind: type[T], text: bytes | str) -> T:
 
 
 def parse(text: bytes | str) -> object:
-    """The JSON value in a text. A number that is not finite, and a name twice in an object, are refused."""
+    """The JSON value in a text. NaN, and a name that occurs twice in an object, are refused."""
     try:
-        value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
+        value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return value
@@ -51,12 +50,11 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return mapping
 
 
-def _finite(text: str) -> float:
-    """NaN compares as no other number does, so no check would find it."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
+def _number(constant: str) -> float:
+    """Infinity stands for a time that has no end. NaN compares as no other number does, so no check would find it."""
+    if constant == "NaN":
+        raise ValueError("NaN is not a number")
+    return float(constant)
 
 
 def _plain(value: object) -> object:
@@ -98,7 +96,7 @@ def _built(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - wh
         except ValueError as error:
             raise _fault(kind, value, where) from error
     if kind is float and _is_a(int, value):  # JSON has one kind of number
-        return _finite(str(value))
+        return float(cast("int", value))
     raise _fault(kind, value, where)
 
 

@@ -83,11 +83,10 @@ async def answers(short_tmp):
         ('"op": "op", ', ""),
         ('"op": ', '"newer": 1, "op": '),
         ('"op": "op"', '"op": null'),
-        ("1750000000.25", "Infinity"),
-        ("1750000000.25", "1e999"),
+        ("1750000000.25", "NaN"),
         ("}", ""),
     ],
-    ids=["no key", "another key", "another type", "no end", "too large", "no JSON"],
+    ids=["no key", "another key", "another type", "no number", "no JSON"],
 )
 async def test_an_answer_of_another_version_is_refused(answers, old, new):
     service, admin = answers
