@@ -28,7 +28,7 @@ AWAY = RESTARTING | {Reason.TIMED_OUT, Reason.UNRESPONSIVE, Reason.TOO_MANY_CALL
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 3.5  # seconds that Allocate waits for a service that restarts: most of what it may take
 START_WAITS = 10.0  # seconds that a start waits for it: after an error, the kubelet tries again 10 to 14 s later
-DEFERRED_AFTER = 1.0  # seconds for the service to answer where the containers wait
+RESERVED_WITHIN = 1.0  # seconds for the service to answer where the containers wait
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits until the unhealthy list is sent
 SETTLING = 0.1  # seconds for the kubelet to process that list
@@ -65,7 +65,7 @@ class Hooks:
         ids = [device.uuid for device in devices]
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
-        if all(device.waits for device in devices) and (granted := await self._deferred(ids, op)) is not None:
+        if all(device.waits for device in devices) and (granted := await self._reserve(ids, op)) is not None:
             return granted
         try:
             granted = await self._asked(
@@ -84,7 +84,7 @@ class Hooks:
         await self._listing.until_healthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
         return granted
 
-    async def _deferred(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
+    async def _reserve(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
         """Hand out devices whose containers the fence holds until the proof.
 
         A service that is away or busy does not fail the pod: there are no grants, and the containers wait for it.
@@ -92,7 +92,7 @@ class Hooks:
         wait.
         """
         try:
-            return await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
+            return await self._scrubber.acquire(ids, announced=True, op=op, timeout=RESERVED_WITHIN)
         except (Unreachable, NotReady) as error:
             if error.reason not in AWAY:
                 return None
