@@ -240,6 +240,7 @@ def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Calla
     assert not node.opens(starts)
     building.enter(node.config, fences=True)
     assert node.opens(starts)
+    assert not node.opens(Process(9, (node.service,))), "nobody else in its group"
     building.enter(node.config, fences=False)
     assert node.opens(Process(8))
 

@@ -462,6 +462,42 @@ def test_a_fence_that_somebody_keeps_detached_stands_again(asking: Asking, group
     os.close(opened)
 
 
+# A program that says yes after our no: ``bpf_set_retval(0); return 1``.
+OVERRULES = bytes.fromhex("b701000000000000 85000000bb000000 b700000001000000 9500000000000000")
+
+
+def test_a_later_program_that_overrules_the_fence_is_a_gap(asking: Asking, group: Path, foreign: Path) -> None:
+    """The count alone would say of an open that succeeds that it was refused."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    before, opened = asking.reading(), os.open(group, os.O_RDONLY)
+    later = bpf.load("later", OVERRULES)
+    bpf.attach(opened, later)
+    assert run(foreign, OPENS) == "opened"
+    now = asking.reading()
+    assert (now.passed, now.gaps) == (before.passed, before.gaps + 1)
+    assert run(foreign, OPENS) == "refused", "the fence answers last again"
+    assert asking.reading().gaps == now.gaps
+    for it in (opened, later):
+        os.close(it)
+
+
+def test_the_fence_taken_away_for_a_moment_is_a_gap(asking: Asking, group: Path, foreign: Path) -> None:
+    """The same program, with the same number, stands at its place again."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    before, opened = asking.reading(), os.open(group, os.O_RDONLY)
+    if bpf.in_order(opened)[1] == 0:
+        pytest.skip("the kernel does not say how often its programs were changed: Linux 6.17 does")
+    [attached] = bpf.attached(opened, fence.NAME)
+    with bpf.by_id(attached.id) as loaded:
+        bpf.detach(opened, attached.id)
+        assert run(foreign, OPENS) == "opened"
+        bpf.attach(opened, loaded)
+    assert asking.reading().gaps == before.gaps + 1
+    os.close(opened)
+
+
 def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign: Path) -> None:
     """As while the driver's module is loaded again. Who has used it meanwhile is not known."""
     asking.keep(lives.CLEAN)

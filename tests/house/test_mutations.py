@@ -155,6 +155,8 @@ COUNT, PROOFS = "scrubber/fence/count.py", "scrubber/fence/proofs.py"
 OWNERS = "scrubber/fence/owner_groups.py"
 IN_FENCED = "tests/service/test_fenced.py"
 IN_SIGNED = "tests/service/test_signed_counts.py"
+OVERRULED = "test_a_later_program_that_overrules_the_fence_is_a_gap"
+TAKEN_AWAY = "test_the_fence_taken_away_for_a_moment_is_a_gap"
 CONTEXT = "scrubber/service/context.py"
 OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
@@ -206,6 +208,8 @@ PLANTED = [
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
     Mutant(FENCE, "bpf.bind(loaded, self._descriptors[unused])", "pass", tests=IN_GUARD),
     Mutant(FENCE, "if keeper[0] and runs(*keeper):", "if False:", tests=IN_FENCE),
+    Mutant(FENCE, "if ids[-1] != self._standing.id:", "if False:", tests=f"{IN_GUARD}::{OVERRULED}"),
+    Mutant(FENCE, 'return "" if changes == self._changes', 'return "" if True', tests=f"{IN_GUARD}::{TAKEN_AWAY}"),
     Mutant(PROGRAM, "shift_left(R7, OF_ALL.bit_length() - 1)", "shift_left(R7, 9)", tests=IN_FENCE),
     Mutant(PROGRAM, "jump_if_not(R8, SERVICE, below)", "jump(below)", tests=IN_FENCE),
     Mutant(RULES, "proofs.forget(self._fence, numbers)", "pass", tests=IN_GUARD),
