@@ -233,14 +233,25 @@ def test_a_killed_service_keeps_the_fence_no_longer(node: Node) -> None:
         later.close()
 
 
+def counted(node: Node) -> int:
+    fenced = Fence(node.root)
+    try:
+        return fenced.read([NUMBER]).passed
+    finally:
+        fenced.close()
+
+
 def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Callable[..., Guard]) -> None:
     built().close()
     node.service = node.group("next")
-    starts = Process(7, (node.service,))
+    starts = Process(os.getpid(), (node.service,))
     assert not node.opens(starts)
     building.enter(node.config, fences=True)
+    before = counted(node)
     assert node.opens(starts)
-    assert not node.opens(Process(9, (node.service,))), "nobody else in its group"
+    assert counted(node) == before
+    node.opens(Process(9, (node.service,)))
+    assert counted(node) > before, "whoever else is in its group"
     building.enter(node.config, fences=False)
     assert node.opens(Process(8))
 

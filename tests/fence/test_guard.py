@@ -474,10 +474,12 @@ def test_a_later_program_that_overrules_the_fence_is_a_gap(asking: Asking, group
     later = bpf.load("later", OVERRULES)
     bpf.attach(opened, later)
     assert run(foreign, OPENS) == "opened"
-    now = asking.reading()
-    assert (now.passed, now.gaps) == (before.passed, before.gaps + 1)
+    said = asking.said()
+    assert said.missed == "another program could let in whom the fence refuses"
+    assert said.fence is not None
+    assert (said.fence.passed, said.fence.gaps) == (before.passed, before.gaps + 1)
     assert run(foreign, OPENS) == "refused", "the fence answers last again"
-    assert asking.reading().gaps == now.gaps
+    assert asking.reading().gaps == said.fence.gaps
     for it in (opened, later):
         os.close(it)
 
