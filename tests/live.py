@@ -57,6 +57,7 @@ class Service:
             self.log_lines.append(line)
             if words in line:
                 return json.loads(line)
+        self._lines.put("")  # for ``end``
         pytest.fail(f"the service did not say {words!r}:\n" + "".join(self.log_lines), pytrace=False)
 
     def kill(self):

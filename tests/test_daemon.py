@@ -260,14 +260,10 @@ def test_a_restart_with_a_broken_policy_file_serves(service):
     """With the last policy that had no faults; the status and the answer to probes say so."""
     service.stop()
     file = service.root / "site.yaml"
-    older = load.read_shipped("fast").replace("defaults:\n", "defaults:\n  gate: create\n")
-    file.write_text(older.replace("name: fast", "name: before"))
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
     service.command += ["--policy", file, "--metrics-address", "127.0.0.1:0"]
     service.start()
     service.settled(0, "clean")
-    assert [line["level"] for line in map(json.loads, service.log_lines) if "older version" in line["event"]] == [
-        "warning"
-    ]
     service.stop()
     file.write_text("name: [")
     service.start()
@@ -286,20 +282,6 @@ def test_a_restart_with_a_broken_policy_file_serves(service):
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
     assert service.hear("policy loaded")["policy"] == "after"
     assert fetch(address_of(service), "/readyz") == (200, "ready\n")
-
-
-def test_a_start_disarms_what_a_create_gate_has_left(service):
-    """Before the service serves: a container that is created meanwhile would ask a gate that nobody answers for."""
-    service.stop()
-    specification = service.root / "host/etc/cdi/autoclave-gate.json"
-    specification.parent.mkdir(parents=True)
-    hook = {"hooks": [{"hookName": "createRuntime", "path": "/gate"}]}
-    content = {"kind": "autoclave.internal/gate", "devices": [{"name": "GPU-1", "containerEdits": hook}]}
-    specification.write_text(json.dumps(content))
-    service.command += ["--host-root", service.root / "host"]
-    service.start()
-    [device] = json.loads(specification.read_text())["devices"]
-    assert device == {"name": "GPU-1", "containerEdits": {"env": ["AUTOCLAVE_GATE=off"]}}
 
 
 def test_a_standby_takes_the_last_policy_without_faults(service, standing_by):
