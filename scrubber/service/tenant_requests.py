@@ -107,11 +107,11 @@ class TenantRequests:
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer arrives before
         that. ``op`` is the caller's operation id for ledger and log. If a claim or a job has all of these devices
-        already, the answer is its grants. Where the kernel keeps pods off, a pod gets no grant yet, as ``_reserve``
-        says.
+        already, the answer is its grants. Where the kernel keeps pods off, a pod gets no grant yet, as
+        ``_reserve_all`` says.
         """
         if isinstance(recipient, ForPod) and recipient.announced and all(map(self._context.containers_wait, devices)):
-            return {device: self._reserve(device, op) for device in devices}
+            return self._reserve_all(devices, op)
         guard = self._context.observer.driver.guard
         if isinstance(recipient, ForJob) and recipient.group and guard is not None:
             guard.places.demand_tenant(recipient.group)
@@ -127,16 +127,21 @@ class TenantRequests:
                     self._context.withhold(refused if of_disk else refused or request.devices)
                 raise
 
-    def _reserve(self, device: str, op: str) -> GrantedDevice:
-        """Answer Allocate from the record alone: no look, no row, no lock.
+    def _reserve_all(self, devices: Sequence[str], op: str) -> dict[str, GrantedDevice]:
+        """Answer Allocate from the records alone: no look, no row, no lock.
 
-        No container can use the device before ``start`` has proven it, and has written grant and owner. Raises Refused
-        for a device that is quarantined or sick. A scrub that the device needs begins.
+        No container can use a device before ``start`` has proven it, and has written grant and owner. Raises Refused if
+        one of the devices is quarantined or sick.
         """
+        for device in devices:
+            if (refused := acquire.reserve(self._context.record(device))) is not None:
+                raise _error(refused, device)
+        return {device: self._reserve(device, op) for device in devices}
+
+    def _reserve(self, device: str, op: str) -> GrantedDevice:
+        """Note the moment, and begin the scrub that the device needs."""
         context = self._context
         record, policy = context.record(device), context.device_policy(device).policy
-        if (refused := acquire.reserve(record)) is not None:
-            raise _error(refused, device)
         self._reserved[device] = context.now()
         if record.state is not State.CLEAN and device not in self._preparing:
             task = asyncio.create_task(self._prepare(device, op), name=f"prepare {device}")

@@ -139,10 +139,11 @@ async def test_where_the_fence_holds_allocate_answers_from_memory(world, monkeyp
 
 @pytest.mark.usefixtures("containers_wait")
 async def test_where_the_fence_holds_a_quarantined_device_is_refused(world):
-    device = world.uuids[0]
+    [other, device] = world.uuids
     await world.operator_requests.quarantine(device, "to be returned", "tests")
     with pytest.raises(Refused, match="it is quarantined"):
-        await world.acquire("next", device, announced=True)
+        await world.acquire("next", other, device, announced=True)
+    assert not world.tenant_requests._reserved, "all of them, or none"
 
 
 @pytest.mark.usefixtures("containers_wait")
